@@ -1,0 +1,85 @@
+"""The command line ``bfl``.
+
+Commands load when called, so that ``bfl --help`` and the listings never wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from bflcore.errors import BflError
+
+__all__ = ["bfl", "main"]
+
+# Command -> (module, one line of help); the module exports `commands`.
+COMMANDS = {
+    "list-plugins": ("bflcore.cli.listing", "Show installed distributions and whether they work."),
+    "list": ("bflcore.cli.listing", "List components of every kind, or of one."),
+    "show": ("bflcore.cli.listing", "Explain one component: options, defaults, reference."),
+    "matrix": ("bflcore.cli.matrix", "Show which parts fit together."),
+    "run": ("bflcore.cli.run", "Run a method, or an experiment file."),
+    "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
+    "compare": ("bflcore.cli.results", "Print a table of several runs."),
+}
+
+
+class Commands(click.Group):
+    """The commands above, imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import the command's module."""
+        if name not in COMMANDS:
+            return None
+        commands = importlib.import_module(COMMANDS[name][0]).commands
+        return next(command for command in commands if command.name == name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuse an unknown command with the nearest name."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from bflcore.errors import unknown
+
+            raise unknown("command", args[0], COMMANDS, "bfl --help")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="bflcore")
+def bfl() -> None:
+    """Bayesian federated learning: run, mix and compare methods."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a mistake of the user's is one line and exit status 2."""
+    try:
+        status: Any = bfl.main(args=arguments, prog_name="bfl", standalone_mode=False)
+    except BflError as error:
+        _refuse(str(error))
+    except click.UsageError as error:
+        hint = f"; {error.ctx.command_path} --help lists what is allowed" if error.ctx else ""
+        _refuse(error.format_message().rstrip(".") + hint)
+    except click.ClickException as error:
+        _refuse(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _refuse(message: str) -> None:
+    click.echo("error: " + " ".join(message.split()), err=True)
+    sys.exit(2)

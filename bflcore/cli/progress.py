@@ -1,0 +1,92 @@
+"""Live progress of a run: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from bflcore.experiment import Experiment
+    from bflcore.runs import Progress, Record
+
+__all__ = ["progress_of"]
+
+SHOWN = ("accuracy", "ece", "rmse")  # of the personal models, while running
+
+
+@contextmanager
+def progress_of(experiment: Experiment, quiet: bool) -> Iterator[Progress]:
+    """Yield the callback that shows each round."""
+    if quiet:
+        yield lambda *_: None
+    elif sys.stderr.isatty():
+        with _bar(experiment) as progress:
+            yield progress
+    else:
+        yield _lines(experiment)
+
+
+@contextmanager
+def _bar(experiment: Experiment) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(experiment.method, total=experiment.run.rounds, figures="")
+        latest = ""
+
+        def progress(number: int, loss: float, record: Record | None) -> None:
+            nonlocal latest
+            if record is not None:
+                latest = _figures(record)
+                for failure in record["dropped"]:
+                    bar.console.print(_drop(failure), style="yellow")
+            bar.update(task, completed=number, figures=f"loss {loss:.3f}  {latest}")
+
+        yield progress
+
+
+def _lines(experiment: Experiment) -> Progress:
+    began = time.perf_counter()
+    total = experiment.run.rounds
+
+    def progress(number: int, loss: float, record: Record | None) -> None:
+        if record is None:
+            return
+        for failure in record["dropped"]:
+            click.echo(_drop(failure), err=True)
+        left = (time.perf_counter() - began) / number * (total - number)
+        click.echo(
+            f"round {number}/{total}  loss {loss:.3f}  {_figures(record)}  {left:.0f} s left",
+            err=True,
+        )
+
+    return progress
+
+
+def _figures(record: Record) -> str:
+    parts = []
+    for group in ("personal", "global"):
+        for name in SHOWN:
+            figure = record.get(f"{group}.{name}")
+            if figure is not None:
+                value = figure["pooled"] if name == "ece" else figure["mean"]
+                parts.append(f"{group}.{name} {value:.4f}")
+    return "  ".join(parts)
+
+
+def _drop(failure: Record) -> str:
+    return f"round {failure['round']}: client {failure['client']} dropped: {failure['reason']}"

@@ -1,0 +1,36 @@
+"""``bfl report`` and ``bfl compare``: read run directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+__all__ = ["commands"]
+
+RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+@click.command("report")
+@RUNS
+@click.option("--out", type=click.Path(path_type=Path), help="File to write.")
+def report(runs: tuple[Path, ...], out: Path | None) -> None:
+    """Write report.html, self-contained, for one or several RUNS."""
+    from bflcore.report import write_report
+
+    click.echo(f"report: {write_report(runs, out)}")
+
+
+@click.command("compare")
+@RUNS
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare(runs: tuple[Path, ...], as_json: bool) -> None:
+    """Print a table of the RUNS' final figures."""
+    from bflcore.report import compare_table, render_table
+
+    rows = compare_table(runs)
+    click.echo(json.dumps(rows, indent=2) if as_json else render_table(rows))
+
+
+commands = (report, compare)

@@ -1,0 +1,143 @@
+"""``bfl run``: run a method or an experiment file, with live progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bflcore.cli.progress import progress_of
+from bflcore.errors import OptionError, nearest, unknown
+from bflcore.experiment import PARTS, DataSettings, RunSettings, Text, read, resolve
+from bflcore.options import Component, options_of
+from bflcore.registry import load_registry
+
+if TYPE_CHECKING:
+    from bflcore.experiment import Values
+
+__all__ = ["commands"]
+
+# Flags that are short for an option of a part.
+SHORT = {
+    "lr": ("inference", "lr", "Learning rate of the local inference."),
+    "local-epochs": ("inference", "local_epochs", "Passes over a client's data per round."),
+    "batch-size": ("inference", "batch_size", "Samples per minibatch."),
+    "workers": ("engine", "workers", "Worker processes; 0: one a core."),
+}
+# Flags that choose a part.
+CHOOSE = ("inference", "aggregator", "weighting", "hyper", "model", "likelihood", "engine")
+
+
+def _settings_flags(cls: type[Component]) -> Callable[[Any], Any]:
+    """Turn every setting into a flag; values stay text and are read by the setting's own type."""
+
+    def decorate(command: Any) -> Any:
+        for declared in reversed(options_of(cls)):
+            flag = f"--{declared.name.replace('_', '-')}"
+            help_text = declared.help + (f" ({declared.allowed})" if declared.allowed else "")
+            if declared.type is bool:
+                command = click.option(flag, is_flag=True, default=None, help=help_text)(command)
+            else:
+                command = click.option(flag, metavar="VALUE", help=help_text)(command)
+        return command
+
+    return decorate
+
+
+def _part_flags(command: Any) -> Any:
+    for flag, (_, _, text) in reversed(SHORT.items()):
+        command = click.option(f"--{flag}", metavar="VALUE", help=text)(command)
+    for kind in reversed(CHOOSE):
+        command = click.option(f"--{kind}", metavar="NAME", help=f"See bfl list {kind}.")(command)
+    return command
+
+
+@click.command("run", context_settings={"max_content_width": 100})
+@click.argument("method")
+@_settings_flags(DataSettings)
+@_settings_flags(RunSettings)
+@_part_flags
+@click.option("-o", "options", multiple=True, metavar="PART.OPTION=VALUE", help="Set any option.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default under runs/.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end.")
+def run(
+    method: str,
+    options: tuple[str, ...],
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **given: str | bool | None,
+) -> None:
+    """Run METHOD (see bfl list method), or a file experiment.toml.
+
+    Flags override the file, which overrides the method's defaults.
+    """
+    registry = load_registry()
+    file: Values = {}
+    if method.endswith(".toml"):
+        file = read(Path(method))
+        method = file.get("method") or _missing_method(method)
+    experiment = resolve(registry, method, file, _flags(given, options))
+    from bflcore import runs
+    from bflcore.report import write_report
+
+    prepared = runs.prepare(experiment)
+    path = out or runs.default_directory(experiment)
+    directory = runs.RunDirectory.create(path, prepared, registry)
+    with progress_of(experiment, quiet=quiet or as_json) as progress:
+        summary = runs.execute(prepared, directory, progress)
+    report = write_report([path])
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+    elif not quiet:
+        click.echo(f"run directory: {path}\nreport: {report}")
+
+
+def _missing_method(file: str) -> str:
+    raise OptionError(f"{file}: the key method is missing; add method = \"bpfed\" or another name")
+
+
+def _flags(given: dict[str, str | bool | None], options: tuple[str, ...]) -> Values:
+    values: Values = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        flag = name.replace("_", "-")
+        if flag in SHORT:
+            part, key, _ = SHORT[flag]
+            values.setdefault(part, {})[key] = Text(value)
+        elif name in CHOOSE:
+            values.setdefault(name, {})["name"] = value
+        else:
+            table = values.setdefault("data", {}) if _is_data(name) else values
+            table[name] = Text(value) if isinstance(value, str) else value
+    for text in options:
+        part, key, value = _assignment(text)
+        values.setdefault(part, {})[key] = Text(value)
+    return values
+
+
+def _is_data(name: str) -> bool:
+    return any(declared.name == name for declared in options_of(DataSettings))
+
+
+def _assignment(text: str) -> tuple[str, str, str]:
+    target, equals, value = text.partition("=")
+    part, dot, key = target.partition(".")
+    allowed = (*PARTS, "dataset", "partition")
+    if not (equals and dot and key):
+        near = nearest(target, allowed)
+        raise OptionError(
+            f"-o: {text!r} is not allowed{near}; allowed: PART.OPTION=VALUE, "
+            "for example -o inference.lr=0.01"
+        )
+    if part not in allowed:
+        raise unknown("part in -o", part, allowed)
+    return part, key, value
+
+
+commands = (run,)

@@ -1,0 +1,41 @@
+"""Which parts fit together: every part names the posterior families it can work with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bflcore.errors import IncompatibleError
+
+if TYPE_CHECKING:
+    from bflcore.aggregation import Aggregator, Weighting
+    from bflcore.hyper import HyperUpdate
+    from bflcore.inference import LocalInference
+    from bflcore.registry import Registry
+
+__all__ = ["check", "fits"]
+
+FITTED = ("aggregator", "weighting", "hyper")  # kinds that must know the inference's family
+
+
+def fits(
+    inference: type[LocalInference], part: type[Aggregator | Weighting | HyperUpdate]
+) -> bool:
+    """Return whether `part` works with the posterior family of `inference`."""
+    return not part.families or inference.family in part.families
+
+
+def check(
+    registry: Registry,
+    inference: type[LocalInference],
+    *parts: type[Aggregator | Weighting | HyperUpdate],
+) -> None:
+    """Refuse parts that do not know the inference's family, naming those that would fit."""
+    for part in parts:
+        if fits(inference, part):
+            continue
+        fitting = [other.name for other in registry.all(part.kind) if fits(inference, other)]  # type: ignore[arg-type]
+        raise IncompatibleError(
+            f"{part.kind} {part.name} needs posteriors of the family {' or '.join(part.families)}, "
+            f"but inference {inference.name} gives {inference.family}; {part.kind}s that fit: "
+            f"{', '.join(fitting) or 'none'} (bfl matrix shows all combinations)"
+        )

@@ -1,0 +1,66 @@
+"""What an engine is: the middle arrow of a round."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from bflcore.options import Component
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore.errors import ClientError
+    from bflcore.inference import Broadcast, LocalInference, LocalResult
+    from bflcore.problem import Problem
+
+__all__ = ["Engine", "Evaluation", "Session"]
+
+
+@attrs.frozen(eq=False)
+class Evaluation:
+    """Additive sums of one client's metrics on its own test samples (see `bflcore.metrics`).
+
+    `personal`: the client's own model; `shared`: the server's model on the same samples, where
+    it is a complete model and a different one.
+    """
+
+    client: int
+    personal: Mapping[str, Tensor]
+    shared: Mapping[str, Tensor] | None
+
+
+class Engine(Component, abc.ABC):
+    """Base of engines."""
+
+    kind: ClassVar[str] = "engine"
+
+    @abc.abstractmethod
+    def open(
+        self, problem: Problem, inference: LocalInference, bins: int
+    ) -> AbstractContextManager[Session]:
+        """Make the clients ready; leaving the context releases what they hold."""
+
+
+class Session(abc.ABC):
+    """Clients at work. Replies come back sorted by client id, whoever was fastest."""
+
+    @abc.abstractmethod
+    def fit(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[LocalResult | ClientError]:
+        """Run `LocalInference.fit`; a client that fails is an error, not an exception."""
+
+    @abc.abstractmethod
+    def remember(self, result: LocalResult) -> None:
+        """Store the memories of clients whose result was accepted."""
+
+    @abc.abstractmethod
+    def evaluate(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Evaluation | ClientError]:
+        """Personalise, predict every client's test samples, and sum their metrics."""

@@ -1,0 +1,91 @@
+"""The local engine: clients run in this process, or in persistent worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from bflcore.engines.base import Engine, Evaluation, Session
+from bflcore.options import component, option
+
+if TYPE_CHECKING:
+    from bflcore.engines import workers
+    from bflcore.engines.work import Memory
+    from bflcore.errors import ClientError
+    from bflcore.inference import Broadcast, LocalInference, LocalResult
+    from bflcore.problem import Problem
+
+__all__ = ["Local"]
+
+
+@component
+class Local(Engine):
+    """Run clients on this machine, in `workers` processes, `chunk` clients per training step.
+
+    Results do not depend on either number. On a CPU one client a step is fastest (everything
+    stays in cache) and processes give the parallelism; a GPU trains its whole cohort at once.
+    """
+
+    name = "local"
+
+    workers: int = option(0, "worker processes; 0: one a core on a CPU, one on a GPU", at_least=0)
+    chunk: int = option(0, "clients per training step; 0: one on a CPU, all on a GPU", at_least=0)
+
+    @contextmanager
+    def open(
+        self, problem: Problem, inference: LocalInference, bins: int
+    ) -> Iterator[LocalSession]:
+        """Start the workers and stop them at the end."""
+        from bflcore.engines import workers
+
+        on_cpu = problem.device.type == "cpu"
+        tasks = max(1, len(problem.clients))
+        count = min(self.workers or (_cores() if on_cpu else 1), tasks)
+        chunk = self.chunk or (1 if on_cpu else tasks)
+        with workers.crew(problem, inference, bins, count) as crew:
+            yield LocalSession(problem, inference, crew, chunk)
+
+
+class LocalSession(Session):
+    """Clients on this machine; memories are kept in this process."""
+
+    def __init__(
+        self, problem: Problem, inference: LocalInference, crew: workers.Crew, chunk: int
+    ) -> None:
+        self._problem = problem
+        self._inference = inference
+        self._crew = crew
+        self._chunk = chunk
+        self.memories: dict[int, Memory] = {}
+
+    def fit(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[LocalResult | ClientError]:
+        """Fit in chunks; see `Session.fit`."""
+        tasks = [clients[i : i + self._chunk] for i in range(0, len(clients), self._chunk)]
+        for reply in self._crew.run("fit", broadcast, [(c, self._recall(c)) for c in tasks]):
+            yield from reply  # type: ignore[misc]
+
+    def remember(self, result: LocalResult) -> None:
+        """Store memories in this process."""
+        for row, client in enumerate(result.clients):
+            self.memories[client] = {name: t[row] for name, t in result.memory.items()}
+
+    def evaluate(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Evaluation | ClientError]:
+        """Evaluate one client a task; see `Session.evaluate`."""
+        tasks = [([client], self._recall([client])) for client in clients]
+        for reply in self._crew.run("evaluate", broadcast, tasks):
+            yield from reply  # type: ignore[misc]
+
+    def _recall(self, clients: Sequence[int]) -> list[Memory]:
+        missing = [client for client in clients if client not in self.memories]
+        fresh = self._inference.remember(self._problem) if missing else {}
+        return [self.memories.get(client, fresh) for client in clients]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,262 @@
+"""An experiment: everything that decides a run, resolved from a method, a file and flags.
+
+Precedence: component defaults < method < TOML < flags. A resolved experiment is stored as
+``experiment.toml``; running that file repeats the run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import attrs
+
+from bflcore import compatibility
+from bflcore.errors import OptionError, unknown
+from bflcore.layout import SHARING
+from bflcore.likelihoods import LIKELIHOODS, Likelihood
+from bflcore.options import (
+    Component,
+    as_dict,
+    build,
+    component,
+    option,
+    options_of,
+    parse_spec,
+    parse_text,
+    spec_text,
+)
+
+if TYPE_CHECKING:
+    from bflcore.aggregation import Aggregator, Weighting
+    from bflcore.data.base import DataSource
+    from bflcore.data.partition import Partitioner
+    from bflcore.engines.base import Engine
+    from bflcore.hyper import HyperUpdate
+    from bflcore.inference import LocalInference
+    from bflcore.methods import Method
+    from bflcore.models.base import Model
+    from bflcore.registry import Registry
+
+__all__ = ["DataSettings", "Experiment", "RunSettings", "Text", "read", "resolve"]
+
+PARTS = ("inference", "aggregator", "weighting", "hyper", "model", "engine", "likelihood")
+
+DEFAULTS = {"model": "mlp", "engine": "local"}  # parts that a method does not choose
+
+Values = dict[str, Any]
+
+
+class Text(str):
+    """An option's value as typed on the command line."""
+
+    __slots__ = ()
+
+
+@component
+class RunSettings(Component):
+    """Settings of the run itself."""
+
+    kind: ClassVar[str] = "settings"
+    name = "run"
+
+    rounds: int = option(100, "rounds of federated training", at_least=1)
+    cohort: int = option(0, "clients drawn each round; 0: all", at_least=0)
+    share: str = option("all", "coordinates that travel", choices=SHARING)
+    min_clients: int = option(1, "usable results a round needs to go on", at_least=1)
+    eval_every: int = option(0, "rounds between evaluations; 0: about twenty in all", at_least=0)
+    bins: int = option(10, "bins of the calibration errors", at_least=1)
+    device: str = option("cpu", "where tensors live: cpu, cuda, cuda:1")
+    dtype: str = option("float32", "precision of parameters", choices=("float32", "float64"))
+    seed: int = option(0, "owner of every random draw", at_least=0)
+
+
+@component
+class DataSettings(Component):
+    """Settings of the data and of its division among clients."""
+
+    kind: ClassVar[str] = "settings"
+    name = "data"
+
+    data: str = option("mnist5k", "data set, or path/to/data.npz")
+    data_dir: str | None = option(None, "folder where the data set lies")
+    download: bool = option(False, "fetch the data set if it is absent")
+    partition: str = option("iid", "how samples are divided: iid, labels:5, dirichlet:0.5, ...")
+    clients: int = option(10, "number of clients", at_least=1)
+    novel_clients: int = option(0, "how many of them are held out of training", at_least=0)
+    train_per_class: int | None = option(None, "training samples a class and client", at_least=1)
+    test_per_class: int | None = option(None, "test samples a class and client", at_least=1)
+    test_fraction: float = option(0.2, "share of a client's samples that test", above=0, below=1)
+
+
+@attrs.frozen
+class Experiment:
+    """Everything resolved: the method's name, the settings and the parts."""
+
+    method: str
+    run: RunSettings
+    data: DataSettings
+    source: DataSource | None  # None: a user's own file
+    partition: Partitioner
+    inference: LocalInference
+    aggregator: Aggregator
+    weighting: Weighting
+    hyper: HyperUpdate
+    model: Model
+    engine: Engine
+    likelihood: Likelihood | None  # None: whatever suits the data
+
+    def as_toml(self) -> Values:
+        """Return plain nested values; `resolve` on them gives this experiment back."""
+        data = as_dict(self.data) | {"partition": spec_text(self.partition)}
+        if self.source is not None:
+            data["options"] = {k: v for k, v in as_dict(self.source).items() if k != "name"}
+        parts = {kind: getattr(self, kind) for kind in PARTS}
+        return {
+            "method": self.method,
+            **{k: v for k, v in as_dict(self.run).items() if k != "name"},
+            "data": {k: v for k, v in data.items() if k != "name"},
+            **{kind: as_dict(part) for kind, part in parts.items() if part is not None},
+        }
+
+
+def read(path: Path) -> Values:
+    """Read an experiment file. Raises `OptionError` when it is missing or no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}; give a method or a file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is no valid TOML: {error}") from None
+
+
+def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Experiment:
+    """Resolve an experiment.
+
+    `file` and `flags` hold plain values: settings at the top, ``data`` and the parts as tables
+    (a part's ``name`` chooses it). Flags may hold `Text`, read by the option's type; the tables
+    ``dataset`` and ``partition`` of the flags set options of those. Raises `OptionError` or
+    `IncompatibleError`.
+    """
+    recipe = cast("type[Method]", registry.get("method", method))
+    _refuse_unknown_keys(file)
+    run = build(RunSettings, _settings(RunSettings, recipe, file, flags), "--")
+    table = _table(file, "data")
+    data = build(DataSettings, _settings(DataSettings, recipe, table, flags.get("data", {})), "--")
+    _check_counts(run, data)
+    parts = {
+        kind: _part(registry, kind, recipe, _table(file, kind), flags.get(kind, {}))
+        for kind in PARTS
+    }
+    compatibility.check(
+        registry,
+        type(cast("LocalInference", parts["inference"])),
+        *(cast(Any, type(parts[kind])) for kind in compatibility.FITTED),
+    )
+    return Experiment(
+        method=recipe.name,
+        run=run,
+        data=data,
+        source=_source(registry, data.data, table.get("options", {}), flags.get("dataset", {})),
+        partition=_partition(registry, data.partition, flags.get("partition", {})),
+        **cast(Any, parts),
+    )
+
+
+def _check_counts(run: RunSettings, data: DataSettings) -> None:
+    train = data.clients - data.novel_clients
+    if train < 1:
+        raise OptionError(
+            f"--novel-clients: {data.novel_clients} of {data.clients} clients leave none to train; "
+            f"allowed: at most {data.clients - 1}"
+        )
+    for flag, given in (("cohort", run.cohort), ("min-clients", run.min_clients)):
+        if given > train:
+            raise OptionError(
+                f"--{flag}: {given} is more than the clients that train; allowed: at most {train}"
+            )
+
+
+def _refuse_unknown_keys(file: Values) -> None:
+    allowed = {"method", "data", *PARTS, *(o.name for o in options_of(RunSettings))}
+    for key in file:
+        if key not in allowed:
+            raise unknown("key of the experiment file:", key, allowed)
+
+
+def _table(file: Values, key: str) -> Values:
+    table = file.get(key, {})
+    if not isinstance(table, Mapping):
+        raise OptionError(f"{key}: {table!r} is not allowed in the experiment file; write [{key}]")
+    return dict(table)
+
+
+def _settings(
+    cls: type[Component], recipe: type[Method], file: Values, flags: Values
+) -> Values:
+    names = {declared.name for declared in options_of(cls)}
+    tables = {"method", "data", "options", *PARTS}
+    values: Values = {k: v for k, v in recipe.defaults.items() if k in names}
+    if "share" in names:
+        values["share"] = recipe.share
+    values |= {k: v for k, v in file.items() if k in names or k not in tables}
+    return values | _typed(cls, {k: v for k, v in flags.items() if k in names}, "--")
+
+
+def _part(
+    registry: Registry, kind: str, recipe: type[Method], file: Values, flags: Values
+) -> Component | None:
+    preset = DEFAULTS.get(kind) or getattr(recipe, kind, None)
+    name = flags.get("name") or file.get("name") or preset
+    if name is None:
+        return None
+    found = _find(registry, kind, str(name))
+    if not isinstance(found, type):
+        return found
+    values: Values = {}
+    if preset and _find(registry, kind, preset) is found:
+        prefix = f"{kind}."
+        values = {
+            key.removeprefix(prefix): value
+            for key, value in recipe.defaults.items()
+            if key.startswith(prefix)
+        }
+    if not file.get("name") or _find(registry, kind, str(file["name"])) is found:
+        values |= {k: v for k, v in file.items() if k != "name"}
+    return build(found, values | _typed(found, flags, kind), kind)
+
+
+def _typed(cls: type[Component], flags: Values, where: str) -> Values:
+    return {
+        key: parse_text(cls, key, value, where) if isinstance(value, Text) else value
+        for key, value in flags.items()
+        if key != "name"
+    }
+
+
+def _find(registry: Registry, kind: str, name: str) -> type[Component] | Component:
+    """Return the class of a part, or the ready model of a user's ``module:factory``."""
+    if kind == "likelihood":
+        if name not in LIKELIHOODS:
+            raise unknown("likelihood", name, LIKELIHOODS)
+        return LIKELIHOODS[name]
+    if kind == "model" and ":" in name:
+        from bflcore.models.user import load_factory
+
+        return load_factory(name)
+    return registry.get(kind, name)
+
+
+def _source(registry: Registry, name: str, file: Values, flags: Values) -> DataSource | None:
+    if name.endswith(".npz"):
+        return None
+    cls = cast("type[DataSource]", registry.get("dataset", name))
+    return build(cls, file | _typed(cls, flags, "data"), "data")
+
+
+def _partition(registry: Registry, text: str, flags: Values) -> Partitioner:
+    cls = cast("type[Partitioner]", registry.get("partition", text.partition(":")[0]))
+    spec = {k: v for k, v in as_dict(parse_spec(cls, text, "--partition")).items() if k != "name"}
+    return build(cls, spec | _typed(cls, flags, "partition"), "partition")

@@ -1,0 +1,112 @@
+"""Hyperparameter updates: what the next round's prior is (the M-step)."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, ClassVar
+
+from bflcore.aggregation import Statistics
+from bflcore.inference import Broadcast
+from bflcore.options import Component, component, option
+from bflcore.posteriors import Gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore.inference import LocalResult
+    from bflcore.posteriors import Posterior
+
+__all__ = ["Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
+
+
+class HyperUpdate(Component, abc.ABC):
+    """Base of hyperparameter updates.
+
+    `summarise` states what must be summed over clients, `update` what follows from the sums: the
+    server never needs more than one client's result in memory.
+    """
+
+    kind: ClassVar[str] = "hyper"
+    families: ClassVar[tuple[str, ...]]
+
+    def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
+        """Return sums over the clients of `result` (weights ``[K]``); by default none."""
+        return {}
+
+    @abc.abstractmethod
+    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
+        """Return the next round's broadcast; `total` is the sum of all `summarise`."""
+
+
+@component
+class Fixed(HyperUpdate):
+    """Keep the first prior for ever; training still starts from the fused posterior."""
+
+    name = "fixed"
+    reference = "Fischer et al. 2024, section on priors"
+    families = ("point", "gaussian")
+
+    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
+        """Replace the start only."""
+        return Broadcast(broadcast.round + 1, fused, broadcast.prior, broadcast.hyper)
+
+
+@component
+class Continual(HyperUpdate):
+    """Make each round's fused posterior the next round's prior."""
+
+    name = "continual"
+    reference = "Chen et al. 2023 (BPFed), eq. 10; zero variances: Chen et al. 2024 (FedSI)"
+    families = ("point", "gaussian")
+
+    zero_variance: float = option(
+        1e-4, "prior variance of coordinates whose fused variance is zero (alpha)", above=0
+    )
+
+    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
+        """Replace start and prior."""
+        prior = fused
+        if isinstance(fused, Gaussian):
+            certain = fused.variance == 0
+            prior = Gaussian(fused.mean, fused.variance.masked_fill(certain, self.zero_variance))
+        return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)
+
+
+@component
+class EmpiricalBayes(HyperUpdate):
+    """Choose the prior that maximises the clients' expected log prior.
+
+    The optimum is the linear pool: mean m = avg mu_k, variance avg(s_k + (mu_k - m)^2).
+    """
+
+    name = "empirical-bayes"
+    reference = "Chen et al. 2023 (BPFed), appendix eq. 34-37"
+    families = ("gaussian",)
+
+    floor: float = option(1e-12, "smallest prior variance", above=0)
+
+    def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
+        """Sum w, w d and w (s + d^2), where d = mu - prior mean."""
+        sums: Statistics = {"weight": weights.sum()}
+        origin = broadcast.prior.mean
+        zero = origin.new_zeros(origin.shape).double()
+        first, second = zero, zero.clone()
+        posteriors = result.posterior
+        assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
+        for w, mean, variance in zip(
+            weights.tolist(), posteriors.mean, posteriors.variance, strict=True
+        ):
+            shift = mean.double() - origin
+            first = first.add(shift, alpha=w)
+            second = second.add(shift.square_().add_(variance), alpha=w)
+        return sums | {"first": first, "second": second}
+
+    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
+        """Match the pool's moments."""
+        shift = total["first"] / total["weight"]
+        variance = total["second"] / total["weight"] - shift.square()
+        mean = broadcast.prior.mean
+        prior = Gaussian(
+            (mean + shift).to(mean.dtype), variance.clamp_min(self.floor).to(mean.dtype)
+        )
+        return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)

@@ -1,0 +1,136 @@
+"""Layout: which slice of the flat parameter vector is which tensor, and which of them travel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import attrs
+
+from bflcore.errors import unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["SHARING", "Layout"]
+
+SHARING = ("all", "body", "head", "none")
+
+
+@attrs.define(frozen=True, slots=False)
+class Layout:
+    """The map between a network's named tensors and one flat vector ``[P]``.
+
+    `shared` says of each tensor whether it travels; the others are personal. Splitting and
+    joining invert each other: ``join(*split(v)) == v``.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    shared: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, network: nn.Module, head: str = "", sharing: str = "all") -> Layout:
+        """Lay out the parameters of `network`; `head` is the module path of its head.
+
+        `sharing` is ``all``, ``body`` (all but the head), ``head`` or ``none``.
+        """
+        if sharing not in SHARING:
+            raise unknown("value of --share:", sharing, SHARING)
+        parameters = dict(network.named_parameters())
+        travels = {
+            "all": lambda name: True,
+            "none": lambda name: False,
+            "head": lambda name: name.startswith(f"{head}."),
+            "body": lambda name: not name.startswith(f"{head}."),
+        }[sharing]
+        return cls(
+            tuple(parameters),
+            tuple(tuple(p.shape) for p in parameters.values()),
+            tuple(travels(name) for name in parameters),
+        )
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Number of elements of each tensor."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @cached_property
+    def total(self) -> int:
+        """P, the number of parameters."""
+        return sum(self.sizes)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """The slice of the flat vector that each named tensor occupies."""
+        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
+        return {
+            name: slice(end - size, end)
+            for name, size, end in zip(self.names, self.sizes, ends, strict=True)
+        }
+
+    @cached_property
+    def runs(self) -> list[tuple[bool, int]]:
+        """Stretches of equal sharing: ``(travels, length)``, adjacent tensors merged."""
+        runs: list[tuple[bool, int]] = []
+        for travels, size in zip(self.shared, self.sizes, strict=True):
+            if runs and runs[-1][0] == travels:
+                runs[-1] = (travels, runs[-1][1] + size)
+            else:
+                runs.append((travels, size))
+        return runs
+
+    @cached_property
+    def shared_total(self) -> int:
+        """Number of parameters that travel."""
+        return sum(length for travels, length in self.runs if travels)
+
+    @property
+    def personal_total(self) -> int:
+        """Number of parameters that stay with each client."""
+        return self.total - self.shared_total
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the named tensors as one vector ``[P]``."""
+        import torch
+
+        return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return views of `vector` ``[P]`` under the tensors' names and shapes."""
+        pieces = vector.split(self.sizes)
+        return {
+            name: piece.view(shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+    def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Divide ``[..., P]`` into what travels and what stays: views where they are one run."""
+        pieces = vector.split([length for _, length in self.runs], dim=-1)
+        return self._gather(pieces, True, vector), self._gather(pieces, False, vector)
+
+    def join(self, shared: Tensor, personal: Tensor) -> Tensor:
+        """Put ``[..., P_shared]`` and ``[..., P_personal]`` back together as ``[..., P]``."""
+        import torch
+
+        if self.personal_total == 0:
+            return shared
+        if self.shared_total == 0:
+            return personal
+        lengths = [[n for travels, n in self.runs if travels is kind] for kind in (True, False)]
+        batch = torch.broadcast_shapes(shared.shape[:-1], personal.shape[:-1])
+        halves = {
+            kind: iter(half.expand(*batch, half.shape[-1]).split(lengths[not kind], dim=-1))
+            for kind, half in ((True, shared), (False, personal))
+        }
+        return torch.cat([next(halves[travels]) for travels, _ in self.runs], dim=-1)
+
+    def _gather(self, pieces: tuple[Tensor, ...], kind: bool, vector: Tensor) -> Tensor:
+        import torch
+
+        chosen = [p for p, (travels, _) in zip(pieces, self.runs, strict=True) if travels is kind]
+        if len(chosen) == 1:
+            return chosen[0]
+        return torch.cat(chosen, dim=-1) if chosen else vector[..., :0]

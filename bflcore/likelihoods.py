@@ -1,0 +1,83 @@
+"""Likelihoods: how a network's outputs explain the targets, and what they predict."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import attrs
+
+from bflcore.options import Component, component, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LIKELIHOODS", "Categorical", "GaussianNoise", "Likelihood", "Predictive"]
+
+
+@attrs.frozen(eq=False)
+class Predictive:
+    """What is predicted for a cohort's samples: `draws`, and for a regression their noise.
+
+    `draws` ``[K, S, B, C]``: class probabilities, or means of the targets, one per draw S of the
+    parameters. `noise` is the variance of the observations (regression), in squared target units.
+    """
+
+    draws: Tensor
+    noise: Tensor | None = None
+
+
+class Likelihood(Component, abc.ABC):
+    """Base of likelihoods."""
+
+    kind: ClassVar[str] = "likelihood"
+    task: ClassVar[Literal["classification", "regression"]]
+
+    @abc.abstractmethod
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p(target | output) ``[N]`` of outputs ``[N, C]``."""
+
+    @abc.abstractmethod
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """Turn outputs ``[K, S, B, C]`` into a `Predictive`."""
+
+
+@component
+class Categorical(Likelihood):
+    """Class labels: softmax of the outputs."""
+
+    name = "categorical"
+    task = "classification"
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross entropy of each sample ``[N]``."""
+        from torch.nn import functional
+
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """Return softmax probabilities."""
+        return Predictive(outputs.softmax(-1))
+
+
+@component
+class GaussianNoise(Likelihood):
+    """Real targets: the outputs plus Gaussian noise of a known variance."""
+
+    name = "gaussian"
+    task = "regression"
+
+    noise_variance: float = option(0.1, "variance of the noise, in squared target units", above=0)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the negative log density of each sample ``[N]``, summed over targets."""
+        squares = (outputs - targets).square() / self.noise_variance
+        return 0.5 * (squares + math.log(2 * math.pi * self.noise_variance)).sum(-1)
+
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """Return the outputs as means, with the noise variance beside them."""
+        return Predictive(outputs, outputs.new_tensor(self.noise_variance))
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {part.name: part for part in (Categorical, GaussianNoise)}

@@ -1,0 +1,222 @@
+"""The networks: plain modules without state besides their parameters.
+
+Every forward pass is a function of the parameters and the samples alone, so that
+`torch.func.functional_call` under `torch.vmap` runs many networks at once: nothing is changed in
+place, nothing branches on a value, and no statistics run along. Layers start from PyTorch's
+default initialisation, drawn when they are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bflcore.errors import OptionError
+
+__all__ = [
+    "LeNet",
+    "Perceptron",
+    "ResNet20",
+    "TwoCNN",
+    "last_linear",
+    "normalisation",
+    "refuse_running_buffers",
+    "resnet18",
+]
+
+# What the normalisation layers of PyTorch call the statistics they carry along.
+RUNNING = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+
+
+class Perceptron(nn.Module):
+    """Dense layers on flattened samples: ``[B, ...]`` -> ``[B, outputs]``."""
+
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], outputs: int, activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        widths = (inputs, *hidden)
+        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.activation = nn.Tanh() if activation == "tanh" else nn.ReLU()
+        self.head = nn.Linear(widths[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, outputs]``."""
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = self.activation(layer(x))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class TwoCNN(nn.Module):
+    """The convolutional network of federated averaging: ``[B, C, H, W]`` -> ``[B, outputs]``.
+
+    Two 5x5 convolutions of 32 and 64 channels that keep the size, each followed by 2x2 max
+    pooling, and a dense layer of 512. Reference: McMahan et al. 2017, section 3.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.dense = nn.Linear(64 * (height // 4) * (width // 4), 512)
+        self.head = nn.Linear(512, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, outputs]``."""
+        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        logits: Tensor = self.head(functional.relu(self.dense(x.flatten(1))))
+        return logits
+
+
+class LeNet(nn.Module):
+    """LeNet-5: ``[B, C, H, W]`` -> ``[B, outputs]``.
+
+    Two 5x5 convolutions of 6 and 16 channels, each followed by 2x2 max pooling, and dense layers
+    of 120 and 84. Images below 32 pixels are padded by 2, as the 28x28 digits were.
+    Reference: LeCun et al. 1998, section II.B, with rectified units and max pooling instead of
+    sigmoids and subsampling.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
+        super().__init__()
+        padding = 2 if min(height, width) < 32 else 0
+        rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
+        self.conv1 = nn.Conv2d(channels, 6, 5, padding=padding)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.dense1 = nn.Linear(16 * rows * columns, 120)
+        self.dense2 = nn.Linear(120, 84)
+        self.head = nn.Linear(84, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, outputs]``."""
+        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(self.dense1(x.flatten(1)))
+        logits: Tensor = self.head(functional.relu(self.dense2(x)))
+        return logits
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions beside a shortcut: ``[B, inputs, H, W]`` -> ``[B, outputs, H', W']``.
+
+    Where the channels grow, the size halves and the shortcut fills the new channels with zeros
+    (option A of He et al. 2016, section 3.3), which needs no parameters.
+    """
+
+    def __init__(self, inputs: int, outputs: int, norm: str, groups: int) -> None:
+        super().__init__()
+        self.grown = outputs - inputs
+        stride, bias = 2 if self.grown else 1, norm == "none"
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
+        self.norm1 = normalisation(norm, groups, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias)
+        self.norm2 = normalisation(norm, groups, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the rectified sum of both branches."""
+        branch = functional.relu(self.norm1(self.conv1(x)))
+        branch = self.norm2(self.conv2(branch))
+        return functional.relu(self._shortcut(x) + branch)
+
+    def _shortcut(self, x: Tensor) -> Tensor:
+        if not self.grown:
+            return x
+        before = self.grown // 2
+        return functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, self.grown - before))
+
+
+class ResNet20(nn.Module):
+    """The 20-layer residual network for small images: ``[B, C, H, W]`` -> ``[B, outputs]``.
+
+    Three stages of three blocks with 16, 32 and 64 channels, then the mean over the image.
+    Reference: He et al. 2016, section 4.2 (n = 3).
+    """
+
+    def __init__(self, channels: int, outputs: int, norm: str = "group", groups: int = 8) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=norm == "none")
+        self.norm = normalisation(norm, groups, 16)
+        widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
+        blocks = (Residual(*pair, norm, groups) for pair in pairwise(widths))
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(64, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, outputs]``."""
+        x = self.blocks(functional.relu(self.norm(self.conv(x))))
+        logits: Tensor = self.head(x.mean((-2, -1)))
+        return logits
+
+
+def normalisation(norm: str, groups: int, channels: int) -> nn.Module:
+    """Return a normalisation layer: ``group``, ``batch-statistics`` or ``none``.
+
+    Batch statistics are always those of the batch at hand: nothing runs along to the next.
+    """
+    if norm == "none":
+        return nn.Identity()
+    if norm == "batch-statistics":
+        return nn.BatchNorm2d(channels, track_running_stats=False)
+    return nn.GroupNorm(groups, channels)
+
+
+def resnet18(channels: int, outputs: int, groups: int, small: bool) -> nn.Module:
+    """Build torchvision's ResNet-18 with group norm: ``[B, C, H, W]`` -> ``[B, outputs]``.
+
+    `small` replaces the 7x7 stem with stride and pooling by a 3x3 convolution, as networks for
+    CIFAR have it. Initialised as torchvision does, the new stem included.
+    """
+    from bflcore.torchvision_import import torchvision  # slow, and needed nowhere else
+
+    network: nn.Module = torchvision().models.resnet18(
+        num_classes=outputs, norm_layer=partial(nn.GroupNorm, groups)
+    )
+    if small or channels != 3:
+        size, stride = (3, 1) if small else (7, 2)
+        stem = nn.Conv2d(channels, 64, size, stride, padding=size // 2, bias=False)
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+        network.conv1 = stem
+    if small:
+        network.maxpool = nn.Identity()
+    for module in network.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False  # so that a hook keeps what a layer before it returned
+    return network
+
+
+def last_linear(network: nn.Module) -> str:
+    """Return the module path of the last linear layer, in the order of registration.
+
+    Raises `OptionError` where no layer of the network is linear.
+    """
+    paths: list[str] = [
+        path for path, module in network.named_modules() if isinstance(module, nn.Linear)
+    ]
+    if not paths or not paths[-1]:
+        raise OptionError(
+            f"network {type(network).__name__} contains no linear layer that could be its head; "
+            "declare the head: set the attribute head to the module path of the decision layer"
+        )
+    return paths[-1]
+
+
+def refuse_running_buffers(network: nn.Module) -> None:
+    """Raise `OptionError` if a layer carries running statistics.
+
+    They are neither parameters nor constants: they would leave the posterior out and leak from
+    one client to the next.
+    """
+    for path, module in network.named_modules():
+        if any(name in RUNNING for name, _ in module.named_buffers(recurse=False)):
+            raise OptionError(
+                f"network {type(network).__name__} has running statistics in layer "
+                f"{path or 'itself'} ({type(module).__name__}), which no posterior covers; "
+                "use nn.GroupNorm, or build the layer with track_running_stats=False"
+            )

@@ -1,0 +1,170 @@
+"""The models that come with the core: their options, and what data suits them.
+
+The networks themselves are in `bflcore.models.networks`; this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from bflcore.errors import OptionError
+from bflcore.models.base import Model
+from bflcore.options import component, option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["MLP", "MODELS", "LeNet", "ResNet18", "ResNet20", "TwoCNN", "TwoNN"]
+
+# torchvision's stem divides each side by 4 before the first residual block; below this many
+# pixels too little is left, and the stem of the CIFAR networks is used.
+SMALL_IMAGE = 64
+
+
+@component
+class MLP(Model):
+    """Multilayer perceptron on flattened inputs."""
+
+    name = "mlp"
+    reference = "Rumelhart, Hinton and Williams 1986"
+    hidden: tuple[int, ...] = option((100,), "widths of the hidden layers, in order", at_least=1)
+    activation: str = option("relu", "nonlinearity between layers", choices=("relu", "tanh"))
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the perceptron for samples of any shape."""
+        from bflcore.models.networks import Perceptron
+
+        inputs = _flattened(self.name, input_shape)
+        return Perceptron(inputs, self.hidden, outputs, self.activation)
+
+
+@component
+class TwoNN(Model):
+    """Perceptron with two hidden layers of 200 (2NN)."""
+
+    name = "two-nn"
+    reference = "McMahan et al. 2017, section 3"
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the perceptron for samples of any shape; 199,210 parameters on MNIST."""
+        from bflcore.models.networks import Perceptron
+
+        return Perceptron(_flattened(self.name, input_shape), (200, 200), outputs, "relu")
+
+
+@component
+class TwoCNN(Model):
+    """Two 5x5 convolutions with pooling and a dense layer of 512."""
+
+    name = "two-cnn"
+    reference = "McMahan et al. 2017, section 3"
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for images ``[C, H, W]``; 1,663,370 parameters on MNIST."""
+        from bflcore.models import networks
+
+        # Two poolings leave one pixel of four.
+        return networks.TwoCNN(*_image(self.name, input_shape, at_least=4), outputs)
+
+
+@component
+class LeNet(Model):
+    """LeNet-5 with rectified units and max pooling."""
+
+    name = "lenet"
+    reference = "LeCun et al. 1998, section II.B"
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for images ``[C, H, W]``; those below 32 pixels are padded by 2."""
+        from bflcore.models import networks
+
+        # Padded by 2, twelve pixels are 12 -> 6 -> 2 -> 1 through the two convolutions.
+        return networks.LeNet(*_image(self.name, input_shape, at_least=12), outputs)
+
+
+@component
+class ResNet20(Model):
+    """Residual network of 20 layers for small images, without running statistics."""
+
+    name = "resnet20"
+    reference = "He et al. 2016, section 4.2; group norm: Wu and He 2018"
+    norm: str = option(
+        "group",
+        "normalisation; batch-statistics uses those of the batch at hand, also to predict",
+        choices=("group", "batch-statistics", "none"),
+    )
+    groups: int = option(8, "groups of group norm; divides 16", at_least=1, at_most=16)
+
+    def __attrs_post_init__(self) -> None:
+        _divides(self.groups, 16)
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for images ``[C, H, W]``; 269,722 parameters on CIFAR-10."""
+        from bflcore.models import networks
+
+        # Two strides leave a quarter of each side, 2x2 of the smallest image.
+        channels, _, _ = _image(self.name, input_shape, at_least=8)
+        return networks.ResNet20(channels, outputs, self.norm, self.groups)
+
+
+@component
+class ResNet18(Model):
+    """Residual network of 18 layers from torchvision, with group norm."""
+
+    name = "resnet18"
+    reference = "He et al. 2016, table 1; group norm: Wu and He 2018"
+    groups: int = option(32, "groups of group norm; divides 64", at_least=1, at_most=64)
+    small_images: bool = option(
+        True, f"images below {SMALL_IMAGE} pixels get a 3x3 stem without pooling"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        _divides(self.groups, 64)
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for images ``[C, H, W]``; 11,173,962 parameters on CIFAR-10."""
+        from bflcore.models import networks
+
+        # Three strides with the small stem, five without: one pixel must be left.
+        channels, *sides = _image(self.name, input_shape, at_least=8 if self.small_images else 32)
+        small = self.small_images and min(sides) < SMALL_IMAGE
+        return networks.resnet18(channels, outputs, self.groups, small)
+
+
+MODELS: tuple[type[Model], ...] = (MLP, TwoNN, TwoCNN, LeNet, ResNet20, ResNet18)
+
+
+def _flattened(model: str, shape: tuple[int, ...]) -> int:
+    """Return the number of inputs in a sample of `shape`; `OptionError` where there is none."""
+    if not shape or math.prod(shape) == 0:
+        raise OptionError(
+            f"model {model} needs at least one input a sample, the data has shape {shape}; "
+            "give x as [N, F], one row a sample"
+        )
+    return math.prod(shape)
+
+
+def _image(model: str, shape: tuple[int, ...], *, at_least: int) -> tuple[int, int, int]:
+    """Return channels, height and width; `OptionError` for a table or an image too small."""
+    if len(shape) != 3 or shape[0] < 1:
+        raise OptionError(
+            f"model {model} needs images [C, H, W], the data has shape {shape}; "
+            "choose --model mlp"
+        )
+    channels, height, width = shape
+    if min(height, width) < at_least:
+        raise OptionError(
+            f"model {model} needs images of at least {at_least}x{at_least} pixels, "
+            f"the data has shape {shape}; choose --model mlp"
+        )
+    return channels, height, width
+
+
+def _divides(groups: int, channels: int) -> None:
+    """Raise `OptionError` unless each group gets the same number of channels."""
+    if channels % groups:
+        allowed = ", ".join(str(g) for g in range(1, channels + 1) if channels % g == 0)
+        raise OptionError(
+            f"groups: {groups} is not allowed; allowed: {allowed} (it divides {channels} channels)"
+        )

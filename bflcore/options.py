@@ -1,0 +1,302 @@
+"""Components and their options.
+
+A component is a frozen attrs class whose fields are its options. One declaration with `option`
+is the source of validation, listing, storage and command-line parsing:
+
+    @component
+    class Variational(LocalInference):
+        \"\"\"Fit a mean-field Gaussian by variational inference.\"\"\"
+
+        name = "variational"
+        reference = "Blundell et al. 2015, eq. 2"
+        kl_weight: float = option(1.0, "weight of the KL term", at_least=0)
+
+Conversion is strict (no silent ``3.7 -> 3`` or ``"False" -> True``) and unknown keys are refused
+with the nearest right name.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import attrs
+import cattrs
+
+from bflcore.errors import OptionError, unknown
+
+__all__ = [
+    "Component",
+    "Option",
+    "as_dict",
+    "build",
+    "component",
+    "option",
+    "options_of",
+    "parse_spec",
+    "parse_text",
+    "spec_text",
+]
+
+T = TypeVar("T")
+C = TypeVar("C", bound="Component")
+
+
+class Component:
+    """Base of everything a plugin can contribute.
+
+    Subclasses that are final carry a `name`, may carry `aliases` (a paper's abbreviation) and a
+    `reference` (paper, year, equation), and have a docstring whose first line is shown by
+    ``bfl list``. The fields of a component are its options, nothing else.
+    """
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    reference: ClassVar[str] = ""
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return the first line of the docstring."""
+        return (cls.__doc__ or "").strip().split("\n", 1)[0]
+
+
+@attrs.frozen
+class Option:
+    """What one option is: its name, type, default, help, and the values it allows in words."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    allowed: str
+
+
+@attrs.frozen
+class Bounds:
+    """The values an option allows; calling it on a value raises `OptionError` when refused."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        words = [
+            f"{word} {bound:g}"
+            for word, bound in (
+                ("at least", self.at_least),
+                ("above", self.above),
+                ("at most", self.at_most),
+                ("below", self.below),
+            )
+            if bound is not None
+        ]
+        return " and ".join(words) if words else " | ".join(self.choices)
+
+    def admits(self, value: Any) -> bool:
+        """Return whether `value` (or each of its elements) is allowed; NaN never is."""
+        if value is None:
+            return True
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return all(self.admits(element) for element in value)
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not self.admits(value):
+            allowed = str(self) or "a finite number"
+            raise OptionError(f"{attribute.name}: {value!r} is not allowed; allowed: {allowed}")
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+) -> T:
+    """Declare an option of a component: its default, one line of help, and what is allowed.
+
+    `at_least`/`at_most` are inclusive, `above`/`below` exclusive; `choices` lists the strings
+    allowed. A float option refuses NaN and infinities. A tuple option checks each element.
+    """
+    bounds = Bounds(at_least, at_most, above, below, tuple(choices))
+    field: T = attrs.field(default=default, validator=bounds, metadata={"help": help})
+    return field
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+def component(cls: type[C]) -> type[C]:
+    """Make a class a component: a frozen attrs class with keyword-only options."""
+    return attrs.frozen(kw_only=True)(cls)
+
+
+def options_of(cls: type[Component]) -> tuple[Option, ...]:
+    """Return the options that a component class declares, in order."""
+    if not attrs.has(cls):
+        return ()
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        Option(
+            field.name,
+            hints[field.name],
+            field.default,
+            field.metadata.get("help", ""),
+            str(field.validator) if isinstance(field.validator, Bounds) else "",
+        )
+        for field in attrs.fields(cls)
+        if "help" in field.metadata
+    )
+
+
+def build(cls: type[C], values: Mapping[str, object], where: str) -> C:
+    """Build a component from plain values (as TOML and JSON give them).
+
+    `where` prefixes the names in errors (``inference.kl_weight``; see `label`). Raises `OptionError` for an
+    unknown key, a value of the wrong type, or one outside the bounds.
+    """
+    known = {declared.name: declared for declared in options_of(cls)}
+    for key in values:
+        if key not in known:
+            raise unknown(
+                "option",
+                label(where, key),
+                [label(where, name) for name in known],
+                f"bfl show {cls.kind} {cls.name} explains them",
+            )
+    typed = {key: _structure(value, known[key], where) for key, value in values.items()}
+    try:
+        return cls(**typed)
+    except OptionError as error:
+        name, _, reason = str(error).partition(": ")
+        raise OptionError(f"{label(where, name)}: {reason}") from None
+
+
+def label(where: str, name: str) -> str:
+    """Return how errors call an option: ``inference.lr``, or ``--lr`` where `where` is ``--``."""
+    return f"--{name.replace('_', '-')}" if where == "--" else f"{where}.{name}"
+
+
+def parse_text(cls: type[Component], key: str, text: str, where: str) -> object:
+    """Read the value of one option from a command-line string, by its declared type."""
+    known = {declared.name: declared for declared in options_of(cls)}
+    if key not in known:
+        build(cls, {key: text}, where)  # raises, with the nearest name
+    return _read(text, known[key].type, label(where, key))
+
+
+def parse_spec(cls: type[C], text: str, where: str) -> C:
+    """Build a component from ``name:value,value``: values fill the options in order.
+
+    A boolean option is switched on by its name (``labels:5,random``).
+    """
+    declared = list(options_of(cls))
+    values: dict[str, object] = {}
+    for word in filter(None, text.partition(":")[2].split(",")):
+        switch = next((d for d in declared if d.type is bool and d.name == word), None)
+        if switch is not None:
+            values[switch.name] = True
+            continue
+        field = next((d for d in declared if d.name not in values and d.type is not bool), None)
+        if field is None:
+            form = ",".join(d.name for d in declared) or "no value"
+            raise OptionError(
+                f"{where}: {text!r} has a value too many ({word!r}); "
+                f"{cls.name} takes {form}: bfl show {cls.kind} {cls.name}"
+            )
+        values[field.name] = _read(word, field.type, where)
+    return build(cls, values, where)
+
+
+def spec_text(part: Component) -> str:
+    """Return the ``name:value,value`` that `parse_spec` reads back as `part`."""
+    values = [(o, getattr(part, o.name)) for o in options_of(type(part))]
+    words = [str(value) for o, value in values if o.type is not bool and value is not None]
+    words += [o.name for o, value in values if o.type is bool and value]
+    return f"{part.name}:{','.join(words)}" if words else part.name
+
+
+def as_dict(part: Component) -> dict[str, object]:
+    """Return the name and every option of a component as plain, storable values.
+
+    Options that are ``None`` are left out (TOML has no null); `build` gives them back.
+    """
+    values = {o.name: getattr(part, o.name) for o in options_of(type(part))}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+    return {"name": part.name, **plain}
+
+
+def type_name(kind: Any) -> str:
+    """Return an option's type in words: ``int``, ``tuple of int``, ``float or none``."""
+    if typing.get_origin(kind) is tuple:
+        return f"tuple of {type_name(typing.get_args(kind)[0])}"
+    if isinstance(kind, types.UnionType):
+        return " or ".join(type_name(member) for member in typing.get_args(kind))
+    return "none" if kind is type(None) else str(kind.__name__)
+
+
+def _strict(*accepted: type) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, target: Any) -> Any:
+        if isinstance(value, accepted) and (bool in accepted or not isinstance(value, bool)):
+            return target(value)
+        raise TypeError(value)
+
+    return structure
+
+
+_converter = cattrs.Converter(detailed_validation=False)
+_converter.register_structure_hook(bool, _strict(bool))
+_converter.register_structure_hook(int, _strict(int))
+_converter.register_structure_hook(float, _strict(float, int))
+_converter.register_structure_hook(str, _strict(str))
+
+
+def _structure(value: object, declared: Option, where: str) -> object:
+    wanted = declared.type
+    try:
+        if isinstance(wanted, types.UnionType):
+            if value is None:
+                return None
+            wanted = next(k for k in typing.get_args(wanted) if k is not type(None))
+        if typing.get_origin(wanted) is tuple and isinstance(value, str):
+            raise TypeError(value)
+        return _converter.structure(value, wanted)
+    except (TypeError, ValueError, cattrs.errors.StructureHandlerNotFoundError):
+        raise OptionError(
+            f"{label(where, declared.name)}: {value!r} is not allowed; "
+            f"allowed: {type_name(declared.type)} ({declared.help})"
+        ) from None
+
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _read(text: str, kind: Any, where: str) -> object:
+    try:
+        if isinstance(kind, types.UnionType):
+            if text.lower() == "none":
+                return None
+            kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        if typing.get_origin(kind) is tuple:
+            return tuple(kind.__args__[0](word) for word in filter(None, text.split(",")))
+        return _WORDS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise OptionError(
+            f"{where}: {text!r} is not allowed; allowed: {type_name(kind)}"
+        ) from None

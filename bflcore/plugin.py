@@ -1,0 +1,79 @@
+"""The core's own parts, registered through the same hooks as everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bflcore.aggregation import Aggregator, Average, Equal, Examples, Weighting
+from bflcore.data import DATASETS, PARTITIONERS
+from bflcore.data.base import DataSource
+from bflcore.data.partition import Partitioner
+from bflcore.engines.base import Engine
+from bflcore.engines.local import Local
+from bflcore.hookspecs import hookimpl
+from bflcore.hyper import Continual, EmpiricalBayes, Fixed, HyperUpdate
+from bflcore.inference import LocalInference, Map, Variational
+from bflcore.methods import FedAvg, FedVI, Method
+from bflcore.models import MODELS
+from bflcore.models.base import Model
+from bflcore.posteriors import Gaussian, Point, Posterior
+
+
+@hookimpl
+def bfl_methods() -> Iterator[type[Method]]:
+    """Yield the core's methods."""
+    yield from (FedAvg, FedVI)
+
+
+@hookimpl
+def bfl_posteriors() -> Iterator[type[Posterior]]:
+    """Yield the core's posterior families."""
+    yield from (Point, Gaussian)
+
+
+@hookimpl
+def bfl_inferences() -> Iterator[type[LocalInference]]:
+    """Yield the core's inferences."""
+    yield from (Map, Variational)
+
+
+@hookimpl
+def bfl_aggregators() -> Iterator[type[Aggregator]]:
+    """Yield the core's aggregator."""
+    yield Average
+
+
+@hookimpl
+def bfl_weightings() -> Iterator[type[Weighting]]:
+    """Yield the core's weightings."""
+    yield from (Examples, Equal)
+
+
+@hookimpl
+def bfl_hyper_updates() -> Iterator[type[HyperUpdate]]:
+    """Yield the core's hyperparameter updates."""
+    yield from (Fixed, Continual, EmpiricalBayes)
+
+
+@hookimpl
+def bfl_engines() -> Iterator[type[Engine]]:
+    """Yield the local engine."""
+    yield Local
+
+
+@hookimpl
+def bfl_datasets() -> Iterator[type[DataSource]]:
+    """Yield the core's data sets."""
+    yield from DATASETS
+
+
+@hookimpl
+def bfl_partitioners() -> Iterator[type[Partitioner]]:
+    """Yield the core's partitions."""
+    yield from PARTITIONERS
+
+
+@hookimpl
+def bfl_models() -> Iterator[type[Model]]:
+    """Yield the core's models."""
+    yield from MODELS

@@ -1,0 +1,149 @@
+"""Posterior families: what a client knows about each parameter.
+
+A posterior is a frozen class of tensors whose last axis is the parameters ``P`` and whose leading
+axis, where present, is the client ``K``. Variances travel, never standard deviations.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import attrs
+
+from bflcore.options import Component
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore.layout import Layout
+
+__all__ = ["Gaussian", "Point", "Posterior"]
+
+
+class Posterior(Component, abc.ABC):
+    """Base of posterior families.
+
+    The law of packing: ``type(q).unpack(q.pack()) == q``.
+    """
+
+    kind: ClassVar[str] = "posterior"
+
+    if TYPE_CHECKING:  # every family has a mean, as a field or as a property
+
+        @property
+        def mean(self) -> Tensor:
+            """Posterior mean ``[..., P]``."""
+
+    def pack(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the tensors by field name, each with `prefix`."""
+        return {prefix + field.name: getattr(self, field.name) for field in self._fields()}
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Tensor], prefix: str = "") -> Self:
+        """Rebuild a posterior from what `pack` returned."""
+        return cls(**{field.name: tensors[prefix + field.name] for field in cls._fields()})
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply `function` to every tensor."""
+        return attrs.evolve(
+            self, **{name: function(tensor) for name, tensor in self.pack().items()}
+        )
+
+    def __getitem__(self, clients: Any) -> Self:
+        """Select along the client axis."""
+        return self.map(lambda tensor: tensor[clients])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Join posteriors along the client axis they already have."""
+        import torch
+
+        packed = [part.pack() for part in parts]
+        return cls.unpack({name: torch.cat([p[name] for p in packed]) for name in packed[0]})
+
+    def split(self, layout: Layout) -> tuple[Self, Self]:
+        """Divide into the posterior over shared and the one over personal coordinates."""
+        return self.map(lambda t: layout.split(t)[0]), self.map(lambda t: layout.split(t)[1])
+
+    def join(self, personal: Self, layout: Layout) -> Self:
+        """Put the shared coordinates (`self`) and the personal ones back together."""
+        mine, theirs = self.pack(), personal.pack()
+        return self.unpack({name: layout.join(mine[name], theirs[name]) for name in mine})
+
+    def fault(self) -> str:
+        """Say what makes these tensors no posterior of the family, or return ``""``.
+
+        Called on one client's posterior ``[P]`` before it may touch the server.
+        """
+        for name, tensor in self.pack().items():
+            if not bool(tensor.isfinite().all()):
+                return f"{name} is not finite"
+        return ""
+
+    @abc.abstractmethod
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return parameters ``[..., P]`` for standard normal `noise` ``[..., P]``."""
+
+    @abc.abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """Return KL(self || other) in nats, summed over parameters: ``[...]``."""
+
+    @classmethod
+    def _fields(cls) -> tuple[attrs.Attribute[Any], ...]:
+        return attrs.fields(cls)
+
+
+@attrs.frozen(eq=False)
+class Point(Posterior):
+    """A point estimate: all mass on one value.
+
+    `mean` ``[..., P]``.
+    """
+
+    name = "point"
+
+    mean: Tensor
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return the point, whatever the noise."""
+        return self.mean.expand_as(noise)
+
+    def kl(self, other: Point) -> Tensor:
+        """Return 0 where the points coincide and infinity elsewhere ``[...]``."""
+        equal = (self.mean == other.mean).all(-1)
+        return (~equal).to(self.mean.dtype).masked_fill(~equal, float("inf"))
+
+
+@attrs.frozen(eq=False)
+class Gaussian(Posterior):
+    """A Gaussian with a mean and a variance for each parameter (mean field).
+
+    `mean` and `variance` ``[..., P]``; a variance may be zero (a coordinate known for certain).
+    """
+
+    name = "gaussian"
+
+    mean: Tensor
+    variance: Tensor
+
+    def fault(self) -> str:
+        """Say what makes this no Gaussian: values that are not finite, a negative variance."""
+        return super().fault() or ("variance is negative" if bool((self.variance < 0).any()) else "")
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return mean + sqrt(variance) * noise ``[..., P]``."""
+        return self.mean + self.variance.sqrt() * noise
+
+    def kl(self, other: Gaussian) -> Tensor:
+        """Return KL(self || other) ``[...]`` in closed form.
+
+        Per coordinate: log(s'/s)/2 + (s + (mu - mu')^2) / (2 s') - 1/2. Two certain and equal
+        coordinates contribute nothing.
+        """
+        ratio = self.variance / other.variance
+        shift = (self.mean - other.mean).square() / other.variance
+        terms = 0.5 * (ratio - ratio.log() - 1 + shift)
+        same = (self.variance == other.variance) & (self.mean == other.mean)
+        return terms.masked_fill(same, 0.0).sum(-1)

@@ -1,0 +1,206 @@
+"""Minibatch training of a whole cohort: batches, the optimiser, and what a result is made of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from bflcore.inference import PERSONAL, LocalResult
+
+if TYPE_CHECKING:
+    from bflcore.inference import Cohort, GradientInference, Part
+    from bflcore.posteriors import Posterior
+    from bflcore.problem import Problem
+
+__all__ = [
+    "Batch",
+    "Gradient",
+    "Optimiser",
+    "batches",
+    "joined",
+    "loss_per_client",
+    "moving",
+    "result",
+    "steps",
+]
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """One minibatch of every client that still has a step to take: the first rows of the cohort.
+
+    `x` ``[k, B, ...]``, `y` ``[k, B]`` or ``[k, B, T]``, `sizes` the true batch sizes. `weight`
+    ``[k, B]`` is 1/size on samples and 0 on padding; None where nothing is padded.
+    """
+
+    x: Tensor
+    y: Tensor
+    sizes: tuple[int, ...]
+    weight: Tensor | None = None
+
+
+def steps(inference: GradientInference, cohort: Cohort) -> tuple[int, ...]:
+    """Return the number of optimiser steps of each client in a round."""
+    return tuple(
+        inference.local_epochs * -(-size // inference.batch_size) for size in cohort.sizes
+    )
+
+
+def batches(inference: GradientInference, cohort: Cohort) -> Iterator[Batch]:
+    """Yield every minibatch of a round: each epoch a fresh permutation of each client's samples."""
+    plans = [
+        _plan(size, inference, generator)
+        for size, generator in zip(cohort.sizes, cohort.streams("batches"), strict=True)
+    ]
+    for step in range(max(map(len, plans))):
+        chosen = [plan[step] for plan in plans if step < len(plan)]
+        if len(chosen) == 1:
+            index = chosen[0]
+            yield Batch(
+                cohort.x[0].index_select(0, index)[None],
+                cohort.y[0].index_select(0, index)[None],
+                (len(index),),
+            )
+        else:
+            yield _padded(cohort, chosen)
+
+
+def _plan(size: int, inference: GradientInference, generator: torch.Generator) -> list[Tensor]:
+    device = generator.device
+    return [
+        index
+        for _ in range(inference.local_epochs)
+        for index in torch.randperm(size, generator=generator, device=device).split(
+            inference.batch_size
+        )
+    ]
+
+
+def _padded(cohort: Cohort, chosen: list[Tensor]) -> Batch:
+    sizes = tuple(map(len, chosen))
+    index = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+    rows = torch.arange(len(chosen), device=index.device)[:, None]
+    weight = None
+    if min(sizes) < max(sizes):
+        size = torch.tensor(sizes, device=index.device)[:, None]
+        real = torch.arange(index.shape[1], device=index.device) < size
+        weight = real.to(cohort.x.dtype) / size
+    return Batch(cohort.x[rows, index], cohort.y[rows, index], sizes, weight)
+
+
+def loss_per_client(problem: Problem, outputs: Tensor, batch: Batch) -> Tensor:
+    """Return each client's mean negative log likelihood over its batch ``[k]``."""
+    nll = problem.likelihood.nll(outputs.flatten(0, 1), batch.y.flatten(0, 1))
+    nll = nll.view(outputs.shape[:2])
+    return nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
+
+
+class Gradient:
+    """The loss of K networks and its gradient in their parameters.
+
+    One client differentiates through a copy of the network whose parameters are views of its
+    vector: nothing is swapped, split or joined on the way. More go through `Problem.forward`.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._network = copy.deepcopy(problem.network).requires_grad_(True)
+        self._parameters = list(self._network.parameters())
+
+    def __call__(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``."""
+        if len(weights) > 1:
+            leaf = weights.detach().requires_grad_()
+            nll = loss_per_client(self._problem, self._problem.forward(leaf, batch.x), batch)
+            (gradient,) = torch.autograd.grad(nll.sum(), leaf)
+            return nll.detach(), gradient
+        views = self._problem.layout.unflatten(weights.detach()[0]).values()
+        for parameter, view in zip(self._parameters, views, strict=True):
+            parameter.data = view
+        outputs = self._network(batch.x.squeeze(0)).unsqueeze(0)
+        nll = loss_per_client(self._problem, outputs, batch)
+        pieces = torch.autograd.grad(nll, self._parameters, materialize_grads=True)
+        return nll.detach(), torch.cat([piece.reshape(1, -1) for piece in pieces], dim=1)
+
+
+class Optimiser:
+    """One elementwise update rule over a cohort's parameters ``[K, ...]``, changed in place.
+
+    Clients with equally many steps are updated as one tensor; one that has taken all its steps
+    is left out, so a step beyond a client's own changes nothing.
+    """
+
+    def __init__(
+        self, inference: GradientInference, parameters: Tensor, steps: tuple[int, ...], round: int
+    ) -> None:
+        self._ends = _group_ends(steps)
+        starts = [0, *self._ends[:-1]]
+        self._groups = [
+            parameters[start:end].detach() for start, end in zip(starts, self._ends, strict=True)
+        ]
+        self._rule = self._make(inference, inference.lr_at(round))
+
+    def _make(self, inference: GradientInference, lr: float) -> torch.optim.Optimizer:
+        shared: dict[str, Any] = {"lr": lr, "fused": True}
+        if inference.optimiser == "adam":
+            return torch.optim.Adam(self._groups, **shared)
+        return torch.optim.SGD(self._groups, momentum=inference.momentum, **shared)
+
+    def step(self, gradient: Tensor) -> None:
+        """Take one step for the first k clients, from their gradient ``[k, ...]``."""
+        start = 0
+        for group, end in zip(self._groups, self._ends, strict=True):
+            group.grad = gradient[start:end] if end <= len(gradient) else None
+            start = end
+        self._rule.step()
+
+
+def _group_ends(steps: tuple[int, ...]) -> list[int]:
+    ends: list[int] = []
+    for _, rows in groupby(steps):
+        ends.append((ends[-1] if ends else 0) + len(list(rows)))
+    return ends
+
+
+def joined(
+    problem: Problem, shared: Posterior, memory: Mapping[str, Tensor], clients: int
+) -> Posterior:
+    """Join the server's coordinates ``[P_shared]`` with each client's own: ``[K, P]``."""
+    batch = shared.map(lambda tensor: tensor.expand(clients, -1))
+    if not problem.layout.personal_total:
+        return batch
+    return batch.join(type(shared).unpack(memory, PERSONAL), problem.layout)
+
+
+def result(
+    problem: Problem,
+    cohort: Cohort,
+    posterior: Posterior,
+    loss: Tensor,
+    statistics: Mapping[str, Tensor] | None = None,
+) -> LocalResult:
+    """Divide fitted posteriors ``[K, P]`` into what travels and what is remembered."""
+    shared, personal = posterior.split(problem.layout)
+    return LocalResult(
+        cohort.clients,
+        shared,
+        torch.tensor(cohort.sizes),
+        loss,
+        statistics or {},
+        {**cohort.memory, **personal.pack(PERSONAL)},
+    )
+
+
+def moving(problem: Problem, part: Part) -> Tensor | None:
+    """Return 1 for the coordinates ``[P]`` that train and 0 for the others; None where all do."""
+    if part == "all":
+        return None
+    layout = problem.layout
+    ones = problem.initial.new_ones(layout.personal_total)
+    return layout.join(problem.initial.new_zeros(layout.shared_total), ones)

@@ -1,0 +1,1 @@
+"""BPFed: shared and personalised uncertainty (Chen, Liu, Cao & Zhang 2023)."""

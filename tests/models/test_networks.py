@@ -1,0 +1,216 @@
+"""The networks compute what their papers say, one sample at a time in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import nn
+
+from bflcore.errors import OptionError
+from bflcore.models.networks import (
+    LeNet,
+    Perceptron,
+    Residual,
+    ResNet20,
+    TwoCNN,
+    last_linear,
+    refuse_running_buffers,
+)
+
+GROUPS = 4
+
+
+def convolve(x, weights, layer, padding, stride=1):
+    x = np.pad(x, ((0, 0), (padding, padding), (padding, padding)))
+    kernel = weights[f"{layer}.weight"]
+    windows = sliding_window_view(x, kernel.shape[2:], axis=(1, 2))[:, ::stride, ::stride]
+    bias = weights.get(f"{layer}.bias", np.zeros(len(kernel)))
+    return np.einsum("ihwkl,oikl->ohw", windows, kernel) + bias[:, None, None]
+
+
+def pool(x):
+    c, h, w = x.shape
+    return x[:, : h // 2 * 2, : w // 2 * 2].reshape(c, h // 2, 2, w // 2, 2).max((2, 4))
+
+
+def dense(x, weights, layer):
+    return weights[f"{layer}.weight"] @ x + weights[f"{layer}.bias"]
+
+
+def group_norm(x, weights, layer):
+    grouped = x.reshape(GROUPS, -1)
+    spread = np.sqrt(grouped.var(1, keepdims=True) + 1e-5)
+    scaled = ((grouped - grouped.mean(1, keepdims=True)) / spread).reshape(x.shape)
+    scale, shift = weights[f"{layer}.weight"], weights[f"{layer}.bias"]
+    return scaled * scale[:, None, None] + shift[:, None, None]
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def lenet_reference(x, weights, padding):
+    x = pool(relu(convolve(x, weights, "conv1", padding)))
+    x = pool(relu(convolve(x, weights, "conv2", 0)))
+    x = relu(dense(x.ravel(), weights, "dense1"))
+    return dense(relu(dense(x, weights, "dense2")), weights, "head")
+
+
+def two_cnn_reference(x, weights):
+    x = pool(relu(convolve(x, weights, "conv1", 2)))
+    x = pool(relu(convolve(x, weights, "conv2", 2)))
+    return dense(relu(dense(x.ravel(), weights, "dense")), weights, "head")
+
+
+def resnet20_reference(x, weights):
+    x = relu(group_norm(convolve(x, weights, "conv", 1), weights, "norm"))
+    for i in range(9):
+        block, stride = f"blocks.{i}", 2 if i in (3, 6) else 1
+        y = convolve(x, weights, f"{block}.conv1", 1, stride)
+        y = relu(group_norm(y, weights, f"{block}.norm1"))
+        y = group_norm(convolve(y, weights, f"{block}.conv2", 1), weights, f"{block}.norm2")
+        if stride == 2:
+            zeros = np.zeros((len(x) // 2, *y.shape[1:]))
+            x = np.concatenate([zeros, x[:, ::2, ::2], zeros])
+        x = relu(x + y)
+    return dense(x.mean((1, 2)), weights, "head")
+
+
+def scattered(network):
+    """Give every parameter, scales and shifts included, a value of its own."""
+    generator = torch.Generator().manual_seed(0)
+    network = network.double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(0.2 * noise)
+    return network, {name: p.detach().numpy() for name, p in network.named_parameters()}
+
+
+def samples(*shape):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "reference"),
+    [
+        (lambda: LeNet(1, 28, 28, 10), (1, 28, 28), lambda x, w: lenet_reference(x, w, 2)),
+        (lambda: LeNet(3, 32, 32, 7), (3, 32, 32), lambda x, w: lenet_reference(x, w, 0)),
+        (lambda: LeNet(2, 15, 40, 3), (2, 15, 40), lambda x, w: lenet_reference(x, w, 2)),
+        (lambda: TwoCNN(1, 8, 11, 5), (1, 8, 11), two_cnn_reference),
+        (lambda: ResNet20(3, 10, "group", GROUPS), (3, 11, 8), resnet20_reference),
+    ],
+    ids=["lenet-28", "lenet-32", "lenet-oblong", "two-cnn", "resnet20"],
+)
+def test_convolutional_networks_equal_a_reference_in_numpy(build, shape, reference):
+    network, weights = scattered(build())
+    x = samples(*shape)
+
+    with torch.no_grad():
+        logits = network(x)
+
+    expected = np.stack([reference(sample, weights) for sample in x.numpy()])
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("activation", "nonlinearity"), [("relu", relu), ("tanh", np.tanh)])
+def test_a_perceptron_applies_its_activation_between_layers_only(activation, nonlinearity):
+    network, weights = scattered(Perceptron(12, (5, 4), 3, activation))
+    x = samples(3, 4)
+
+    with torch.no_grad():
+        logits = network(x)
+
+    expected = []
+    for sample in x.numpy():
+        y = nonlinearity(dense(sample.ravel(), weights, "hidden.0"))
+        expected.append(dense(nonlinearity(dense(y, weights, "hidden.1")), weights, "head"))
+    np.testing.assert_allclose(logits.numpy(), np.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_a_perceptron_without_hidden_layers_is_linear():
+    network, weights = scattered(Perceptron(4, (), 2))
+    x = samples(4)
+
+    with torch.no_grad():
+        logits = network(x)
+
+    expected = x.numpy() @ weights["head.weight"].T + weights["head.bias"]
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_resnet20_has_twenty_layers_with_weights():
+    layers = [m for m in ResNet20(3, 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 20
+
+
+def test_convolutions_have_a_bias_only_where_no_norm_follows():
+    def biases(norm):
+        convolutions = (m for m in Residual(4, 8, norm, 2).modules() if isinstance(m, nn.Conv2d))
+        return [m.bias is not None for m in convolutions]
+
+    assert biases("none") == [True, True]
+    assert biases("group") == [False, False]
+    assert biases("batch-statistics") == [False, False]
+
+
+def test_only_batch_statistics_let_one_sample_change_another():
+    x = samples(3, 8, 8)
+    differs = {}
+    for norm in ("group", "none", "batch-statistics"):
+        network, _ = scattered(ResNet20(3, 4, norm, GROUPS))
+        with torch.no_grad():
+            differs[norm] = not torch.allclose(network(x)[:2], network(x[:2]), atol=1e-9)
+    assert differs == {"group": False, "none": False, "batch-statistics": True}
+
+
+def test_the_last_linear_layer_is_the_one_registered_last():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classifier = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+            self.scale = nn.LayerNorm(2)
+
+    assert last_linear(Nested()) == "classifier.2"
+
+
+@pytest.mark.parametrize("network", [nn.Conv2d(1, 1, 1), nn.Linear(2, 2)])
+def test_a_network_without_a_linear_layer_inside_has_no_default_head(network):
+    with pytest.raises(OptionError, match=r"contains no linear layer .* declare the head"):
+        last_linear(network)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(3),
+        nn.BatchNorm2d(3, affine=False),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+    ],
+)
+def test_running_statistics_are_refused_with_the_layer_and_the_fix(layer):
+    network = nn.Sequential(nn.Linear(3, 3), nn.Sequential(layer))
+    with pytest.raises(OptionError) as refused:
+        refuse_running_buffers(network)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert f"layer 1.0 ({type(layer).__name__})" in message
+    assert "nn.GroupNorm" in message
+    assert "track_running_stats=False" in message
+
+
+def test_layers_without_running_statistics_are_welcome():
+    constant = nn.Module()
+    constant.register_buffer("positions", torch.arange(3))
+    refuse_running_buffers(
+        nn.Sequential(
+            nn.BatchNorm2d(3, track_running_stats=False),
+            nn.GroupNorm(1, 3),
+            nn.LayerNorm(3),
+            nn.InstanceNorm2d(3),
+            constant,
+        )
+    )

@@ -1,0 +1,238 @@
+"""The core's models: published sizes, many parameter sets at once, and what they refuse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+from torch.func import functional_call, vmap
+
+from bflcore.errors import OptionError
+from bflcore.models import MLP, MODELS, LeNet, ResNet18, ResNet20, TwoCNN, TwoNN
+from bflcore.models.networks import refuse_running_buffers
+from bflcore.options import build
+
+# The smallest image that each model takes keeps the tests short.
+SMALL = {
+    "mlp": (MLP(hidden=(7,)), (5,)),
+    "mlp-tanh": (MLP(hidden=(4, 3), activation="tanh"), (2, 3)),
+    "two-nn": (TwoNN(), (13,)),
+    "two-cnn": (TwoCNN(), (2, 4, 5)),
+    "lenet": (LeNet(), (1, 12, 13)),
+    "lenet-32": (LeNet(), (3, 32, 32)),
+    "resnet20": (ResNet20(), (1, 8, 8)),
+    "resnet20-none": (ResNet20(norm="none"), (1, 8, 8)),
+    "resnet20-batch": (ResNet20(norm="batch-statistics"), (3, 8, 8)),
+    "resnet18": (ResNet18(), (1, 8, 8)),
+    "resnet18-stem": (ResNet18(small_images=False), (3, 32, 32)),
+}
+
+each = pytest.mark.parametrize("which", SMALL)
+
+
+@cache
+def built(which, outputs=3):
+    """Build each network once, in float64; tests do not change it."""
+    model, shape = SMALL[which]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model.network(shape, outputs).double()
+
+
+def samples(which, *leading):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*leading, *SMALL[which][1], generator=generator, dtype=torch.float64)
+
+
+def count(build, *arguments, **options):
+    """Count the parameters of a network built without drawing their values."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(*arguments, **options).parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "outputs", "expected"),
+    [
+        (MLP(), (1, 28, 28), 10, 79_510),
+        (TwoNN(), (1, 28, 28), 10, 199_210),  # McMahan et al. 2017, section 3
+        (TwoCNN(), (1, 28, 28), 10, 1_663_370),  # McMahan et al. 2017, section 3
+        (LeNet(), (1, 28, 28), 10, 61_706),
+        (LeNet(), (1, 32, 32), 10, 61_706),
+        (LeNet(), (3, 32, 32), 10, 62_006),
+        (ResNet20(), (3, 32, 32), 10, 269_722),  # He et al. 2016, table 6: 0.27 M
+        (ResNet20(norm="batch-statistics"), (3, 32, 32), 10, 269_722),
+        (ResNet20(norm="none"), (3, 32, 32), 10, 269_034),  # 688 shifts, but no scales
+    ],
+)
+def test_models_have_the_published_number_of_parameters(model, shape, outputs, expected):
+    assert count(model.network, shape, outputs) == expected
+
+
+def test_resnet18_has_as_many_parameters_as_torchvisions():
+    from bflcore.torchvision_import import torchvision
+
+    original = count(torchvision().models.resnet18, num_classes=10)
+
+    assert count(ResNet18().network, (3, 64, 64), 10) == original
+    assert count(ResNet18(small_images=False).network, (3, 32, 32), 10) == original
+    stem = 64 * 3 * (7 * 7 - 3 * 3)
+    assert count(ResNet18().network, (3, 63, 64), 10) == original - stem
+    assert count(ResNet18().network, (1, 64, 64), 10) == original - 64 * 2 * 7 * 7
+
+
+def test_resnet18_keeps_small_images_large_until_the_residual_blocks():
+    sizes = {}
+    for which in ("resnet18", "resnet18-stem"):
+        network = built(which)
+        handle = network.layer1.register_forward_hook(
+            lambda _, inputs, output, which=which: sizes.update({which: inputs[0].shape[-2:]})
+        )
+        with torch.no_grad():
+            network(samples(which, 1))
+        handle.remove()
+    assert sizes == {"resnet18": (8, 8), "resnet18-stem": (8, 8)}  # of 8x8 and of 32x32
+
+
+@each
+def test_two_stacked_parameter_sets_equal_each_alone(which):
+    network = built(which)
+    generator = torch.Generator().manual_seed(2)
+    stacked = {
+        name: torch.stack([p, p + 0.05 * torch.randn(p.shape, generator=generator).double()])
+        for name, p in network.named_parameters()
+    }
+    x = samples(which, 2, 2)  # [K, B, ...], each network on samples of its own
+
+    with torch.no_grad():
+        together = vmap(lambda weights, x: functional_call(network, weights, (x,)))(stacked, x)
+        alone = [
+            functional_call(network, {name: p[k] for name, p in stacked.items()}, (x[k],))
+            for k in range(2)
+        ]
+
+    assert not torch.allclose(alone[0], alone[1])
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-9, atol=1e-9)
+
+
+@each
+def test_every_parameter_gets_a_finite_gradient(which):
+    network = built(which)
+    logits = network(samples(which, 2))
+    assert logits.shape == (2, 3)
+    assert logits.dtype == torch.float64
+
+    gradients = torch.autograd.grad(logits.square().sum(), list(network.parameters()))
+
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+@each
+def test_the_head_is_the_layer_that_makes_the_outputs(which):
+    network = built(which)
+    head = network.get_submodule(SMALL[which][0].head(network))
+    seen = []
+    handle = head.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    with torch.no_grad():
+        logits = network(samples(which, 2))
+    handle.remove()
+    assert len(seen) == 1
+    assert seen[0] is logits
+
+
+@each
+def test_nothing_but_parameters_is_learned_and_training_mode_changes_nothing(which):
+    network = built(which)
+    refuse_running_buffers(network)
+    assert not list(network.buffers())
+    assert not any(getattr(layer, "inplace", False) for layer in network.modules())
+    x = samples(which, 2)
+    with torch.no_grad():
+        trained = network.train()(x)
+        torch.testing.assert_close(network.eval()(x), trained, rtol=0, atol=0)
+    network.train()
+
+
+@pytest.mark.parametrize("model", [TwoCNN(), LeNet(), ResNet20(), ResNet18()])
+@pytest.mark.parametrize("shape", [(13,), (28, 28), (0, 28, 28), (2, 1, 28, 28)])
+def test_image_models_refuse_what_is_no_image(model, shape):
+    with pytest.raises(OptionError) as refused:
+        model.network(shape, 2)
+    assert str(refused.value) == (
+        f"model {model.name} needs images [C, H, W], the data has shape {shape}; "
+        "choose --model mlp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "smallest"),
+    [
+        (TwoCNN(), 4),
+        (LeNet(), 12),
+        (ResNet20(), 8),
+        (ResNet18(), 8),
+        (ResNet18(small_images=False), 32),
+    ],
+)
+def test_image_models_refuse_images_one_pixel_too_small(model, smallest):
+    for shape in ((1, smallest - 1, smallest), (1, smallest, smallest - 1)):
+        with pytest.raises(OptionError) as refused:
+            model.network(shape, 2)
+        assert str(refused.value) == (
+            f"model {model.name} needs images of at least {smallest}x{smallest} pixels, "
+            f"the data has shape {shape}; choose --model mlp"
+        )
+
+
+@pytest.mark.parametrize("model", [MLP(), TwoNN()])
+@pytest.mark.parametrize("shape", [(), (3, 0)])
+def test_perceptrons_refuse_samples_without_inputs(model, shape):
+    with pytest.raises(OptionError, match=f"model {model.name} needs at least one input"):
+        model.network(shape, 2)
+
+
+@pytest.mark.parametrize(("model", "channels"), [(ResNet20, 16), (ResNet18, 64)])
+def test_groups_must_divide_the_channels(model, channels):
+    with pytest.raises(OptionError, match=r"^model\.groups: 3 is not allowed; allowed: 1, 2, 4"):
+        build(model, {"groups": 3}, "model")
+    with pytest.raises(OptionError, match=f"allowed: at least 1 and at most {channels}$"):
+        build(model, {"groups": 2 * channels}, "model")
+    assert build(model, {"groups": channels}, "model").groups == channels
+
+
+def test_the_number_of_groups_reaches_every_norm():
+    networks = (
+        ResNet20(groups=2).network((1, 8, 8), 2),
+        ResNet18(groups=2).network((1, 8, 8), 2),
+    )
+    for network in networks:
+        norms = [m for m in network.modules() if isinstance(m, torch.nn.GroupNorm)]
+        assert len(norms) >= 19
+        assert {norm.num_groups for norm in norms} == {2}
+
+
+@pytest.mark.parametrize("values", [{"hidden": [10, 0]}, {"activation": "gelu"}, {"hidden": "9"}])
+def test_the_perceptron_refuses_options_outside_their_bounds(values):
+    with pytest.raises(OptionError, match=r"^model\."):
+        build(MLP, values, "model")
+
+
+def test_the_perceptrons_activation_is_an_option():
+    for name, layer in (("relu", torch.nn.ReLU), ("tanh", torch.nn.Tanh)):
+        network = build(MLP, {"hidden": [3, 2], "activation": name}, "model").network((4,), 2)
+        assert isinstance(network.activation, layer)
+
+
+def test_every_model_has_a_name_a_summary_and_a_reference():
+    assert [model.name for model in MODELS] == [
+        "mlp", "two-nn", "two-cnn", "lenet", "resnet20", "resnet18",
+    ]
+    assert all(model.summary().endswith(".") and model.reference for model in MODELS)
+
+
+def test_declaring_models_does_not_import_torch():
+    code = "import sys, bflcore.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
