@@ -66,8 +66,7 @@ class Continual(HyperUpdate):
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace start and prior."""
         prior = fused
-        if isinstance(fused, Gaussian):
-            certain = fused.variance == 0
+        if isinstance(fused, Gaussian) and bool((certain := fused.variance == 0).any()):
             prior = Gaussian(fused.mean, fused.variance.masked_fill(certain, self.zero_variance))
         return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)
 

@@ -1,0 +1,15 @@
+"""Data sets and how they are divided among clients."""
+
+from bflcore.data.base import Dataset, DataSource
+from bflcore.data.partition import PARTITIONERS, Partition, Partitioner, divide
+from bflcore.data.sources import DATASETS
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "DataSource",
+    "Dataset",
+    "Partition",
+    "Partitioner",
+    "divide",
+]

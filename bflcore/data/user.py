@@ -1,0 +1,121 @@
+"""A user's own data: ``--data path/to/data.npz``."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bflcore.data.base import Dataset
+from bflcore.errors import DataError
+
+__all__ = ["load_npz"]
+
+ALLOWED = ("x", "y", "client", "x_test", "y_test")
+
+
+def load_npz(path: Path) -> Dataset:
+    """Load ``x``, ``y``, optionally ``client`` (owner of each sample) and ``x_test``, ``y_test``.
+
+    Integer ``y`` are class labels 0..C-1; real ``y`` are regression targets ``[N]`` or ``[N, T]``.
+    Bytes in ``x`` are scaled to [0, 1]. Raises `DataError` naming the array that is wrong.
+    """
+    arrays = _read(path)
+    for name in arrays:
+        if name not in ALLOWED:
+            raise DataError(f"{path}: array {name!r} is unknown; allowed: {', '.join(ALLOWED)}")
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(f"{path}: array {name!r} is missing; it needs x and y")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"{path}: x_test and y_test come together; one of them is missing")
+    for name, array in arrays.items():
+        _check_numbers(path, name, array)
+    _check_lengths(path, arrays, "x", ("y", "client"))
+    if "x_test" in arrays:
+        _check_lengths(path, arrays, "x_test", ("y_test",))
+        if arrays["x"].shape[1:] != arrays["x_test"].shape[1:]:
+            raise DataError(
+                f"{path}: samples of x are {arrays['x'].shape[1:]}, of x_test "
+                f"{arrays['x_test'].shape[1:]}; they must agree"
+            )
+    return _dataset(path, arrays)
+
+
+def _dataset(path: Path, arrays: dict[str, Any]) -> Dataset:
+    labels = arrays["y"].dtype.kind in "iub"
+    targets = _labels if labels else _targets
+    test = "x_test" in arrays
+    y = targets(path, "y", arrays["y"])
+    y_test = targets(path, "y_test", arrays["y_test"]) if test else None
+    classes = 0
+    if labels:
+        classes = int(max(y.max(), y_test.max() if y_test is not None else 0)) + 1
+        if classes < 2:
+            raise DataError(f"{path}: y has a single class; allowed: labels 0..C-1 with C >= 2")
+    return Dataset(
+        path.stem,
+        "classification" if labels else "regression",
+        _inputs(arrays["x"]),
+        y,
+        classes,
+        arrays["client"].astype(np.int64) if "client" in arrays else None,
+        _inputs(arrays["x_test"]) if test else None,
+        y_test,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise DataError(f"--data: {path} does not exist; give an .npz file with x and y") from None
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"--data: {path} cannot be read as .npz ({error}); write it with numpy.savez, "
+            "without object arrays"
+        ) from None
+
+
+def _check_numbers(path: Path, name: str, array: Any) -> None:
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{path}: {name} is of type {array.dtype}; allowed: numbers")
+    if name == "client" and (array.dtype.kind not in "iu" or array.ndim != 1):
+        raise DataError(f"{path}: client must be a vector of integers, one owner a sample")
+    if len(array.shape) == 0 or len(array) == 0:
+        raise DataError(f"{path}: {name} is empty")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(1))[0, 0])
+        raise DataError(f"{path}: {name} has NaN or infinity (first at sample {row}); remove it")
+
+
+def _check_lengths(path: Path, arrays: dict[str, Any], first: str, others: tuple[str, ...]) -> None:
+    for other in others:
+        if other in arrays and len(arrays[other]) != len(arrays[first]):
+            raise DataError(
+                f"{path}: {first} has {len(arrays[first])} samples, {other} has "
+                f"{len(arrays[other])}; they must agree"
+            )
+
+
+def _inputs(x: Any) -> Any:
+    scaled = x.astype(np.float32)
+    scaled = scaled[:, None] if scaled.ndim == 1 else scaled
+    return scaled / np.float32(255) if x.dtype == np.uint8 else scaled
+
+
+def _labels(path: Path, name: str, y: Any) -> Any:
+    if y.ndim != 1:
+        raise DataError(f"{path}: integer {name} has shape {y.shape}; allowed: one label a sample")
+    if y.min() < 0:
+        raise DataError(f"{path}: {name} has the label {y.min()}; allowed: 0..C-1")
+    return y.astype(np.int64)
+
+
+def _targets(path: Path, name: str, y: Any) -> Any:
+    if y.ndim > 2:
+        raise DataError(f"{path}: {name} has shape {y.shape}; allowed: [N] or [N, targets]")
+    return y.astype(np.float32).reshape(len(y), -1)

@@ -1,0 +1,213 @@
+"""The registry: every installed part by kind and name, and what is wrong with broken plugins.
+
+Entry points load one by one, sorted by distribution. A plugin is all or nothing: whatever goes
+wrong with it marks it broken, with the reason and its distribution, and everything else works.
+Set ``BFL_STRICT_PLUGINS=1`` to raise instead.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from bflcore import hookspecs
+from bflcore.errors import PluginError, nearest, unknown
+from bflcore.hookspecs import GROUP, HOOKS
+from bflcore.options import Component
+
+__all__ = ["Distribution", "Registry", "load_registry"]
+
+CORE = "bflcore"
+Part = type[Component]
+
+
+@attrs.frozen
+class Distribution:
+    """One plugin: its distribution, whether it works, why not, and the parts it contributes."""
+
+    name: str
+    version: str
+    module: str
+    state: str = "ok"
+    reason: str = ""
+    components: tuple[tuple[str, str], ...] = ()
+
+
+class Registry:
+    """Parts by kind and by name or alias."""
+
+    def __init__(self) -> None:
+        self._distributions: list[Distribution] = []
+        self._parts: dict[str, dict[str, Part]] = {kind: {} for kind in HOOKS}
+        self._names: dict[str, dict[str, tuple[Part, str]]] = {kind: {} for kind in HOOKS}
+
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:
+        """Every plugin found, working or not: the core first, then by name."""
+        return tuple(self._distributions)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of component."""
+        return tuple(HOOKS)
+
+    def all(self, kind: str) -> tuple[Part, ...]:
+        """Return every part of a kind, sorted by name."""
+        self._check_kind(kind)
+        return tuple(part for _, part in sorted(self._parts[kind].items()))
+
+    def get(self, kind: str, name: str) -> Part:
+        """Return the part called `name` (or so abbreviated).
+
+        Raises `OptionError` with the nearest name when there is none.
+        """
+        self._check_kind(kind)
+        if name in self._names[kind]:
+            return self._names[kind][name][0]
+        broken = any(d.state != "ok" for d in self._distributions)
+        step = f"bfl list {kind}" + (" (a plugin is broken: bfl list-plugins)" if broken else "")
+        raise unknown(kind, name, self._names[kind], step)
+
+    def owner(self, kind: str, name: str) -> str:
+        """Return the distribution that contributes a part."""
+        self.get(kind, name)
+        return self._names[kind][name][1]
+
+    def add(self, distribution: Distribution, parts: Iterable[tuple[str, Part]]) -> None:
+        """Register a working plugin's parts: all of them, or none and `PluginError`."""
+        found = list(parts)
+        taken: set[tuple[str, str]] = set()
+        for kind, part in found:
+            for name in (part.name, *part.aliases):
+                owner = self._names[kind].get(name)
+                if owner or (kind, name) in taken:
+                    by = f"by {owner[1]}" if owner else "twice by this plugin"
+                    raise PluginError(f"{kind} {name!r} is already registered {by}")
+                taken.add((kind, name))
+        for kind, part in found:
+            self._parts[kind][part.name] = part
+            for name in (part.name, *part.aliases):
+                self._names[kind][name] = (part, distribution.name)
+        names = tuple((kind, part.name) for kind, part in found)
+        self._distributions.append(attrs.evolve(distribution, components=names))
+
+    def add_broken(self, distribution: Distribution, reason: str) -> None:
+        """Note a plugin that does not work."""
+        self._distributions.append(attrs.evolve(distribution, state="broken", reason=reason))
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in HOOKS:
+            raise unknown("kind", kind, HOOKS, "bfl list")
+
+
+@cache
+def load_registry() -> Registry:
+    """Load the core's parts and every installed plugin's."""
+    from bflcore import plugin
+
+    return read_plugins(plugin)
+
+
+def read_plugins(core: ModuleType) -> Registry:
+    """Load the parts of `core` and of every entry point of the group ``bfl``, uncached."""
+    registry = Registry()
+    version = importlib.metadata.version(CORE)
+    registry.add(Distribution(CORE, version, core.__name__), _parts_of(core))
+    entries = importlib.metadata.entry_points(group=GROUP)
+    for entry in sorted(entries, key=lambda e: (e.dist.name if e.dist else "", e.name)):
+        _load(registry, entry, version)
+    return registry
+
+
+def _load(registry: Registry, entry: importlib.metadata.EntryPoint, core_version: str) -> None:
+    name, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.name, "?")
+    distribution = Distribution(name, version, entry.value)
+    try:
+        _check_requirement(_declared_requirement(entry), core_version)
+        module = entry.load()
+        _check_requirement(getattr(module, "BFLCORE_REQUIRES", ""), core_version)
+        registry.add(distribution, _parts_of(module))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may do anything, even exit
+        if os.environ.get("BFL_STRICT_PLUGINS") == "1":
+            raise PluginError(f"plugin {name} {version}: {_reason(error)}") from error
+        registry.add_broken(distribution, _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, PluginError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _declared_requirement(entry: importlib.metadata.EntryPoint) -> str:
+    """Return the versions of the core that a distribution's metadata ask for."""
+    for line in (entry.dist.requires if entry.dist else None) or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if requirement.name.lower() == CORE and applies:
+            return str(requirement.specifier)
+    return ""
+
+
+def _check_requirement(specifier: str, version: str) -> None:
+    try:
+        fits = SpecifierSet(specifier).contains(version, prereleases=True)
+    except InvalidSpecifier:
+        raise PluginError(f"BFLCORE_REQUIRES {specifier!r} is no version specifier") from None
+    if not fits:
+        raise PluginError(f"needs bflcore{specifier}, but {version} is installed")
+
+
+def _parts_of(module: object) -> list[tuple[str, Part]]:
+    """Call every hook of one module, in a pluggy manager of its own.
+
+    Nothing is left half registered: a plugin that fails takes its manager with it.
+    """
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    _refuse_misspelt(module)
+    manager.register(module)
+    manager.check_pending()
+    parts = []
+    for kind, hook in HOOKS.items():
+        for yielded in getattr(manager.hook, hook)():
+            for part in yielded:
+                parts.append((kind, _checked(part, kind, hook)))
+    return parts
+
+
+def _refuse_misspelt(module: object) -> None:
+    for name in _hooklike(module):
+        if name not in HOOKS.values():
+            near = nearest(name, HOOKS.values())
+            raise PluginError(f"{name} is no hook{near}; hooks: {', '.join(HOOKS.values())}")
+
+
+def _hooklike(module: object) -> Iterator[str]:
+    for name, value in vars(module).items():
+        marked = hasattr(value, f"{GROUP}_impl")
+        if callable(value) and (marked or name.startswith("bfl_")):
+            yield name
+
+
+def _checked(part: Any, kind: str, hook: str) -> Part:
+    if not (isinstance(part, type) and getattr(part, "kind", None) == kind):
+        raise PluginError(f"{hook} yielded {part!r}, which is no class of a {kind}")
+    if not isinstance(getattr(part, "name", None), str):
+        raise PluginError(f"{hook} yielded {part.__name__}, which has no name")
+    return part

@@ -1,0 +1,119 @@
+"""The report's pictures, as inline SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from bflcore.report.reading import Run
+
+__all__ = ["learning_curves", "reliability", "retention"]
+
+# Okabe & Ito's palette: distinguishable to colour-blind readers, on light and on dark.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY = "#8a8f98"
+STYLE = {
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "bflcore",  # the same run gives the same file
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    **{
+        key: GREY
+        for key in ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
+    },
+}
+NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMSE"}
+
+
+def learning_curves(runs: Sequence[Run]) -> str:
+    """Draw the main figures over rounds: personal models solid, the server's dashed."""
+    names = ("accuracy", "nll", "ece") if runs[0].classifies else ("rmse", "nll", "coverage90")
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(len(names))
+        for axis, name in zip(axes, names, strict=True):
+            for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+                for group, dashes in (("personal", "-"), ("global", "--")):
+                    _series(axis, run, f"{group}.{name}", colour, dashes, group)
+            axis.set_xlabel("round")
+            axis.set_title(NAMES.get(name, name))
+        axes[0].legend(frameon=False, fontsize=8)
+        return _svg(figure)
+
+
+def _series(
+    axis: Any, run: Run, key: str, colour: str, dashes: str, group: str
+) -> None:
+    pooled = key.endswith((".ece", ".nll"))
+    points = [
+        (record["round"], record[key]["pooled" if pooled else "mean"])
+        for record in run.records
+        if key in record
+    ]
+    if points:
+        rounds, values = zip(*points, strict=True)
+        axis.plot(rounds, values, dashes, color=colour, lw=1.6, label=f"{run.label}, {group}")
+
+
+def reliability(runs: Sequence[Run]) -> str:
+    """Draw accuracy against confidence, and how often each confidence occurs."""
+    with mpl.rc_context(STYLE):
+        figure, (upper, lower) = _figure(2)
+        upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfectly calibrated")
+        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+            bins = run.evaluation["personal"]["reliability"]
+            filled = [i for i, n in enumerate(bins["count"]) if n]
+            upper.plot(
+                [bins["confidence"][i] for i in filled],
+                [bins["accuracy"][i] for i in filled],
+                "o-", color=colour, lw=1.6, ms=4, label=run.label,
+            )
+            total, width = sum(bins["count"]), 1 / len(bins["count"])
+            middles = [(i + 0.5) * width for i in range(len(bins["count"]))]
+            shares = [n / total for n in bins["count"]]
+            lower.bar(middles, shares, width * 0.9, color=colour, alpha=0.55, label=run.label)
+        upper.set(xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1),
+                  ylim=(0, 1))
+        lower.set(xlabel="confidence", ylabel="share of samples", title="confidence", xlim=(0, 1))
+        upper.legend(frameon=False, fontsize=8)
+        return _svg(figure)
+
+
+def retention(runs: Sequence[Run]) -> str:
+    """Draw accuracy on the samples that are kept when the most uncertain are discarded."""
+    with mpl.rc_context(STYLE):
+        figure, (axis,) = _figure(1)
+        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+            kept = run.evaluation["personal"]["retention"]
+            axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6, label=run.label)
+        axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
+        axis.legend(frameon=False, fontsize=8)
+        return _svg(figure)
+
+
+def _figure(columns: int) -> tuple[Figure, list[Any]]:
+    figure = Figure(figsize=(3.6 * columns, 2.9), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    for axis in axes:
+        axis.set_facecolor("none")
+        axis.grid(color=GREY, alpha=0.2, lw=0.6)
+    figure.patch.set_alpha(0)
+    return figure, axes
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,70 @@
+"""Reading run directories for reports and comparisons."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from bflcore.errors import RunError
+
+__all__ = ["Run", "read_run"]
+
+
+@attrs.frozen
+class Run:
+    """What a finished run left behind."""
+
+    path: Path
+    experiment: dict[str, Any]
+    records: list[dict[str, Any]]
+    summary: dict[str, Any]
+    evaluation: dict[str, Any]
+    environment: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The folder's name: short, and different for every run of a comparison."""
+        return self.path.resolve().name
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the run predicts classes."""
+        return "personal.accuracy" in self.records[-1]
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory. Raises `RunError` naming the file that is missing or malformed."""
+    if not path.is_dir():
+        raise RunError(f"{path} is no run directory; give the folder that bfl run wrote")
+    return Run(
+        path,
+        _parse(path / "experiment.toml", tomllib.loads),
+        [json.loads(line) for line in _parse(path / "metrics.jsonl", _json_lines)],
+        _parse(path / "summary.json", json.loads),
+        _parse(path / "evaluation.json", json.loads),
+        _parse(path / "environment.json", json.loads),
+    )
+
+
+def _json_lines(text: str) -> list[str]:
+    lines = text.splitlines()
+    for line in lines:
+        json.loads(line)
+    if not lines:
+        raise ValueError("it has no evaluated round")
+    return lines
+
+
+def _parse(path: Path, parser: Any) -> Any:
+    try:
+        return parser(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(
+            f"{path} is missing: the run has not finished; wait for it, or run it again"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}); run it again") from None
