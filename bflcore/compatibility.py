@@ -17,9 +17,7 @@ __all__ = ["check", "fits"]
 FITTED = ("aggregator", "weighting", "hyper")  # kinds that must know the inference's family
 
 
-def fits(
-    inference: type[LocalInference], part: type[Aggregator | Weighting | HyperUpdate]
-) -> bool:
+def fits(inference: type[LocalInference], part: type[Aggregator | Weighting | HyperUpdate]) -> bool:
     """Return whether `part` works with the posterior family of `inference`."""
     return not part.families or inference.family in part.families
 

@@ -69,7 +69,7 @@ class Reparameterisation(Estimator):
         return nll, gradient, torch.mul(eps, gradient, out=w).mul_(sigma)
 
 
-class PerturbedLayer(nn.Module):
+class PerturbedLayer(nn.Module, abc.ABC):
     """A linear or convolutional layer whose weights are Gaussian.
 
     `weight` and `bias` hold means, `weight_spread` and `bias_spread` how far they vary; all are
@@ -89,7 +89,9 @@ class PerturbedLayer(nn.Module):
         layer = self._layer[0]
         if isinstance(layer, nn.Linear):
             return functional.linear(x, weight, bias)
-        return layer._conv_forward(x, weight, bias)
+        return functional.conv2d(
+            x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups
+        )
 
     def apply_spread(self, x: Tensor) -> Tensor:
         """Run the layer with its spreads for parameters."""
@@ -98,9 +100,9 @@ class PerturbedLayer(nn.Module):
         )
 
     @staticmethod
+    @abc.abstractmethod
     def noise_shapes(inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
         """Return, for one sample, the shape of each noise tensor the layer takes."""
-        raise NotImplementedError
 
 
 class LocalLayer(PerturbedLayer):
@@ -123,6 +125,7 @@ class LocalLayer(PerturbedLayer):
     @staticmethod
     def noise_shapes(inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
         """One normal a pre-activation."""
+        del inputs
         return {"noise": outputs.shape[1:]}
 
 
@@ -144,9 +147,7 @@ class FlipoutLayer(PerturbedLayer):
             for sign in (self.sign_in, self.sign_out)
         )
         perturbation = self.apply_spread(x * sign_in)
-        return torch.addcmul(
-            self.apply_with(x, self.weight, self.bias), perturbation, sign_out
-        )
+        return torch.addcmul(self.apply_with(x, self.weight, self.bias), perturbation, sign_out)
 
     @staticmethod
     def noise_shapes(inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
@@ -168,17 +169,13 @@ class LayerwiseEstimator(Estimator):
         self.flips = layer is FlipoutLayer
         self.network = copy.deepcopy(problem.network).requires_grad_(False)
         originals = {
-            path: module
-            for path, module in self.network.named_modules()
-            if type(module) in (nn.Linear, nn.Conv2d)
+            path: module for path, module in self.network.named_modules() if _perturbable(module)
         }
         self.shapes = _noise_shapes(self.network, originals, layer, sample)
         for path, module in originals.items():
             self._replace(path, layer(module))
         self.drawn = [  # parameters of all other layers (a norm's scale, say)
-            name
-            for name in problem.layout.names
-            if name.rpartition(".")[0] not in originals
+            name for name in problem.layout.names if name.rpartition(".")[0] not in originals
         ]
 
     def __call__(self, mean: Tensor, sigma: Tensor, batch: Batch) -> Gradients:
@@ -241,6 +238,12 @@ class LayerwiseEstimator(Estimator):
         setattr(self.network.get_submodule(parent), name, module)
 
 
+def _perturbable(module: nn.Module) -> bool:
+    if type(module) is nn.Conv2d:
+        return module.padding_mode == "zeros"  # other paddings are drawn whole
+    return type(module) is nn.Linear
+
+
 def _noise_shapes(
     network: nn.Module,
     layers: dict[str, nn.Module],
@@ -250,7 +253,7 @@ def _noise_shapes(
     shapes: dict[str, torch.Size] = {}
 
     def record(path: str) -> object:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             prefix = f"{path}." if path else ""
             for name, shape in layer.noise_shapes(inputs[0], outputs).items():
                 shapes[prefix + name] = shape

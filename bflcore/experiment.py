@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bflcore.engines.base import Engine
     from bflcore.hyper import HyperUpdate
     from bflcore.inference import LocalInference
+    from bflcore.loggers import Logger
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.registry import Registry
@@ -71,6 +72,7 @@ class RunSettings(Component):
     device: str = option("cpu", "where tensors live: cpu, cuda, cuda:1")
     dtype: str = option("float32", "precision of parameters", choices=("float32", "float64"))
     seed: int = option(0, "owner of every random draw", at_least=0)
+    log: tuple[str, ...] = option((), "loggers beside metrics.jsonl, by name: csv, ...")
 
 
 @component
@@ -106,6 +108,7 @@ class Experiment:
     hyper: HyperUpdate
     model: Model
     engine: Engine
+    loggers: tuple[Logger, ...]
     likelihood: Likelihood | None  # None: whatever suits the data
 
     def as_toml(self) -> Values:
@@ -127,7 +130,9 @@ def read(path: Path) -> Values:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror}; give a method or a file") from None
+        raise OptionError(
+            f"cannot read {path}: {error.strerror}; give a method or a file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is no valid TOML: {error}") from None
 
@@ -160,6 +165,7 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
         run=run,
         data=data,
         source=_source(registry, data.data, table.get("options", {}), flags.get("dataset", {})),
+        loggers=tuple(cast("Logger", registry.get("logger", name)()) for name in run.log),
         partition=_partition(registry, data.partition, flags.get("partition", {})),
         **cast(Any, parts),
     )
@@ -193,9 +199,7 @@ def _table(file: Values, key: str) -> Values:
     return dict(table)
 
 
-def _settings(
-    cls: type[Component], recipe: type[Method], file: Values, flags: Values
-) -> Values:
+def _settings(cls: type[Component], recipe: type[Method], file: Values, flags: Values) -> Values:
     names = {declared.name for declared in options_of(cls)}
     tables = {"method", "data", "options", *PARTS}
     values: Values = {k: v for k, v in recipe.defaults.items() if k in names}

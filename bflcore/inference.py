@@ -76,8 +76,7 @@ class Cohort:
     def streams(self, purpose: str) -> list[torch.Generator]:
         """Return one generator a client, on the device of the data, for `purpose`."""
         return [
-            stream(self.seed, self.round, client, purpose, self.x.device)
-            for client in self.clients
+            stream(self.seed, self.round, client, purpose, self.x.device) for client in self.clients
         ]
 
 

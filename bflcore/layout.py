@@ -40,16 +40,17 @@ class Layout:
         if sharing not in SHARING:
             raise unknown("value of --share:", sharing, SHARING)
         parameters = dict(network.named_parameters())
+        in_head = [name.startswith(f"{head}.") for name in parameters]
         travels = {
-            "all": lambda name: True,
-            "none": lambda name: False,
-            "head": lambda name: name.startswith(f"{head}."),
-            "body": lambda name: not name.startswith(f"{head}."),
+            "all": [True] * len(in_head),
+            "none": [False] * len(in_head),
+            "head": in_head,
+            "body": [not inside for inside in in_head],
         }[sharing]
         return cls(
             tuple(parameters),
             tuple(tuple(p.shape) for p in parameters.values()),
-            tuple(travels(name) for name in parameters),
+            tuple(travels),
         )
 
     @cached_property

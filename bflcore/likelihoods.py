@@ -80,4 +80,6 @@ class GaussianNoise(Likelihood):
         return Predictive(outputs, outputs.new_tensor(self.noise_variance))
 
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {part.name: part for part in (Categorical, GaussianNoise)}
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    part.name: part for part in (Categorical, GaussianNoise)
+}

@@ -56,4 +56,5 @@ def _look_up(bits: np.random.SFC64, out: Tensor) -> None:
 def _table(dtype: torch.dtype) -> Tensor:
     middles = (torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS
     quantiles = torch.special.ndtri(middles)
-    return (quantiles / quantiles.square().mean().sqrt()).to(dtype)
+    table: Tensor = quantiles / quantiles.square().mean().sqrt()
+    return table.to(dtype)

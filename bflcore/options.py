@@ -151,6 +151,9 @@ def options_of(cls: type[Component]) -> tuple[Option, ...]:
     """Return the options that a component class declares, in order."""
     if not attrs.has(cls):
         return ()
+    declared = [field for field in attrs.fields(cls) if "help" in field.metadata]
+    if not declared:  # a posterior family: its fields are tensors, and torch stays unimported
+        return ()
     hints = typing.get_type_hints(cls)
     return tuple(
         Option(
@@ -160,16 +163,15 @@ def options_of(cls: type[Component]) -> tuple[Option, ...]:
             field.metadata.get("help", ""),
             str(field.validator) if isinstance(field.validator, Bounds) else "",
         )
-        for field in attrs.fields(cls)
-        if "help" in field.metadata
+        for field in declared
     )
 
 
 def build(cls: type[C], values: Mapping[str, object], where: str) -> C:
     """Build a component from plain values (as TOML and JSON give them).
 
-    `where` prefixes the names in errors (``inference.kl_weight``; see `label`). Raises `OptionError` for an
-    unknown key, a value of the wrong type, or one outside the bounds.
+    `where` prefixes the names in errors (``inference.kl_weight``; see `label`). Raises
+    `OptionError` for an unknown key, a value of the wrong type, or one outside the bounds.
     """
     known = {declared.name: declared for declared in options_of(cls)}
     for key in values:
@@ -274,14 +276,20 @@ def _structure(value: object, declared: Option, where: str) -> object:
             if value is None:
                 return None
             wanted = next(k for k in typing.get_args(wanted) if k is not type(None))
-        if typing.get_origin(wanted) is tuple and isinstance(value, str):
-            raise TypeError(value)
+        if typing.get_origin(wanted) is tuple:
+            return _converter.structure([*_elements(value)], wanted)
         return _converter.structure(value, wanted)
     except (TypeError, ValueError, cattrs.errors.StructureHandlerNotFoundError):
         raise OptionError(
             f"{label(where, declared.name)}: {value!r} is not allowed; "
             f"allowed: {type_name(declared.type)} ({declared.help})"
         ) from None
+
+
+def _elements(value: object) -> Sequence[object]:
+    if isinstance(value, list | tuple):
+        return value
+    raise TypeError(value)  # a string is a sequence too, but no tuple of options
 
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -297,6 +305,4 @@ def _read(text: str, kind: Any, where: str) -> object:
             return tuple(kind.__args__[0](word) for word in filter(None, text.split(",")))
         return _WORDS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        raise OptionError(
-            f"{where}: {text!r} is not allowed; allowed: {type_name(kind)}"
-        ) from None
+        raise OptionError(f"{where}: {text!r} is not allowed; allowed: {type_name(kind)}") from None

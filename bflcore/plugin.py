@@ -13,6 +13,7 @@ from bflcore.engines.local import Local
 from bflcore.hookspecs import hookimpl
 from bflcore.hyper import Continual, EmpiricalBayes, Fixed, HyperUpdate
 from bflcore.inference import LocalInference, Map, Variational
+from bflcore.loggers import CSV, Logger
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models import MODELS
 from bflcore.models.base import Model
@@ -71,6 +72,12 @@ def bfl_datasets() -> Iterator[type[DataSource]]:
 def bfl_partitioners() -> Iterator[type[Partitioner]]:
     """Yield the core's partitions."""
     yield from PARTITIONERS
+
+
+@hookimpl
+def bfl_loggers() -> Iterator[type[Logger]]:
+    """Yield the core's logger."""
+    yield CSV
 
 
 @hookimpl

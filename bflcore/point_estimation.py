@@ -21,7 +21,8 @@ def fit(
 ) -> LocalResult:
     """Minimise the mean NLL per sample + anchor/2 * ||w - prior mean||^2 for every client.
 
-    Weight decay adds weight_decay/2 * ||w||^2. `part = "personal"` moves the personal coordinates alone.
+    Weight decay adds weight_decay/2 * ||w||^2. ``part = "personal"`` moves the personal
+    coordinates alone.
     """
     clients = len(cohort.clients)
     weights = training.joined(problem, broadcast.start, cohort.memory, clients).mean.clone()

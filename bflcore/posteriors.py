@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import attrs
 
@@ -38,18 +38,16 @@ class Posterior(Component, abc.ABC):
 
     def pack(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the tensors by field name, each with `prefix`."""
-        return {prefix + field.name: getattr(self, field.name) for field in self._fields()}
+        return {prefix + name: getattr(self, name) for name in self._fields()}
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], prefix: str = "") -> Self:
         """Rebuild a posterior from what `pack` returned."""
-        return cls(**{field.name: tensors[prefix + field.name] for field in cls._fields()})
+        return cls(**{name: tensors[prefix + name] for name in cls._fields()})
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply `function` to every tensor."""
-        return attrs.evolve(
-            self, **{name: function(tensor) for name, tensor in self.pack().items()}
-        )
+        return self.unpack({name: function(tensor) for name, tensor in self.pack().items()})
 
     def __getitem__(self, clients: Any) -> Self:
         """Select along the client axis."""
@@ -91,8 +89,8 @@ class Posterior(Component, abc.ABC):
         """Return KL(self || other) in nats, summed over parameters: ``[...]``."""
 
     @classmethod
-    def _fields(cls) -> tuple[attrs.Attribute[Any], ...]:
-        return attrs.fields(cls)
+    def _fields(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in attrs.fields(cast("Any", cls)))
 
 
 @attrs.frozen(eq=False)
@@ -130,7 +128,9 @@ class Gaussian(Posterior):
 
     def fault(self) -> str:
         """Say what makes this no Gaussian: values that are not finite, a negative variance."""
-        return super().fault() or ("variance is negative" if bool((self.variance < 0).any()) else "")
+        return super().fault() or (
+            "variance is negative" if bool((self.variance < 0).any()) else ""
+        )
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return mean + sqrt(variance) * noise ``[..., P]``."""

@@ -25,7 +25,7 @@ __all__ = ["Problem", "Shares"]
 
 @attrs.frozen(eq=False)
 class Shares:
-    """Every client's samples in one block: client i holds ``x[start[i]:end[i]]`` (views, no copies).
+    """Every client's samples in one block: client i holds the view ``x[start[i]:end[i]]``.
 
     `x` ``[N, ...]``, `y` ``[N]`` or ``[N, T]``.
     """
@@ -134,16 +134,14 @@ class Problem:
         return vmap(self._call)(weights, x)
 
     def outputs(self, draws: Tensor, x: Tensor) -> Tensor:
-        """Run S parameter draws of K networks: ``[K, S, P]``, ``[K, B, ...]`` -> ``[K, S, B, C]``."""
+        """Run S draws of K networks: ``[K, S, P]``, ``[K, B, ...]`` -> ``[K, S, B, C]``."""
         return torch.stack([self.forward(draws[:, s], x) for s in range(draws.shape[1])], dim=1)
 
     def _call(self, vector: Tensor, x: Tensor) -> Tensor:
         result: Tensor = functional_call(self.network, self.layout.unflatten(vector), (x,))
         return result
 
-    def cohort(
-        self, clients: Sequence[int], memory: Mapping[str, Tensor], round: int
-    ) -> Cohort:
+    def cohort(self, clients: Sequence[int], memory: Mapping[str, Tensor], round: int) -> Cohort:
         """Stack the training data of `clients`, padded to the largest; `memory` ``[K, ...]``."""
         parts = [self.train.of(client) for client in clients]
         sizes = tuple(len(x) for x, _ in parts)

@@ -183,11 +183,10 @@ def _parts_of(module: object) -> list[tuple[str, Part]]:
     _refuse_misspelt(module)
     manager.register(module)
     manager.check_pending()
-    parts = []
+    parts: list[tuple[str, Part]] = []
     for kind, hook in HOOKS.items():
         for yielded in getattr(manager.hook, hook)():
-            for part in yielded:
-                parts.append((kind, _checked(part, kind, hook)))
+            parts += [(kind, _checked(part, kind, hook)) for part in yielded]
     return parts
 
 

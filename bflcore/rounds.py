@@ -91,9 +91,7 @@ def run_round(
     return fusion.finish(client_seconds=elapsed, clients=len(clients))
 
 
-def sample_cohort(
-    clients: Sequence[int], size: int, seed: int, round: int
-) -> tuple[int, ...]:
+def sample_cohort(clients: Sequence[int], size: int, seed: int, round: int) -> tuple[int, ...]:
     """Draw the round's clients without replacement, in order of their ids."""
     if size >= len(clients):
         return tuple(clients)

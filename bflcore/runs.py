@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import time
@@ -109,6 +108,8 @@ def execute(
             if number % every == 0 or number == run.rounds:
                 record = summary.evaluated(number, done, session, broadcast, problem)
                 directory.append(record)
+                for logger in experiment.loggers:
+                    logger.log(directory.path, record)
                 directory.write_json("evaluation.json", summary.evaluation)
             progress(number, done.loss, record)
         directory.write_checkpoint(broadcast, getattr(session, "memories", {}))
@@ -270,9 +271,7 @@ def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
 
 def _figures(record: Record) -> Record:
     return {
-        key: value
-        for key, value in record.items()
-        if key not in {"seconds", "bytes", "dropped"}
+        key: value for key, value in record.items() if key not in {"seconds", "bytes", "dropped"}
     }
 
 
@@ -283,9 +282,7 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(
-        cls, path: Path, prepared: Prepared, registry: Registry
-    ) -> RunDirectory:
+    def create(cls, path: Path, prepared: Prepared, registry: Registry) -> RunDirectory:
         """Make the folder and write what is known before the first round.
 
         Raises `RunError` when it exists or cannot be written.
@@ -308,7 +305,7 @@ class RunDirectory:
         """Write a file aside and rename it into place."""
         aside = self.path / f".{name}.writing"
         aside.write_text(text, encoding="utf-8")
-        os.replace(aside, self.path / name)
+        aside.replace(self.path / name)
 
     def write_json(self, name: str, value: object) -> None:
         """Write indented JSON."""
@@ -338,7 +335,7 @@ class RunDirectory:
         for name, tensors in (("server", server), ("clients", clients)):
             aside = folder / f".{name}.safetensors.writing"
             save_file({k: t.contiguous().clone() for k, t in tensors.items()}, aside)
-            os.replace(aside, folder / f"{name}.safetensors")
+            aside.replace(folder / f"{name}.safetensors")
 
 
 def default_directory(experiment: Experiment, root: Path = Path("runs")) -> Path:

@@ -47,9 +47,7 @@ class Batch:
 
 def steps(inference: GradientInference, cohort: Cohort) -> tuple[int, ...]:
     """Return the number of optimiser steps of each client in a round."""
-    return tuple(
-        inference.local_epochs * -(-size // inference.batch_size) for size in cohort.sizes
-    )
+    return tuple(inference.local_epochs * -(-size // inference.batch_size) for size in cohort.sizes)
 
 
 def batches(inference: GradientInference, cohort: Cohort) -> Iterator[Batch]:
@@ -133,18 +131,24 @@ class Optimiser:
     """One elementwise update rule over a cohort's parameters ``[K, ...]``, changed in place.
 
     Clients with equally many steps are updated as one tensor; one that has taken all its steps
-    is left out, so a step beyond a client's own changes nothing.
+    is left out, so a step beyond a client's own changes nothing. `pace` multiplies the learning
+    rate.
     """
 
     def __init__(
-        self, inference: GradientInference, parameters: Tensor, steps: tuple[int, ...], round: int
+        self,
+        inference: GradientInference,
+        parameters: Tensor,
+        steps: tuple[int, ...],
+        round: int,
+        pace: float = 1.0,
     ) -> None:
         self._ends = _group_ends(steps)
         starts = [0, *self._ends[:-1]]
         self._groups = [
             parameters[start:end].detach() for start, end in zip(starts, self._ends, strict=True)
         ]
-        self._rule = self._make(inference, inference.lr_at(round))
+        self._rule = self._make(inference, pace * inference.lr_at(round))
 
     def _make(self, inference: GradientInference, lr: float) -> torch.optim.Optimizer:
         shared: dict[str, Any] = {"lr": lr, "fused": True}

@@ -27,6 +27,7 @@ from bflcore.posteriors import Gaussian
 if TYPE_CHECKING:
     from bflcore.inference import Broadcast, Cohort, LocalResult, Part, VariationalInference
     from bflcore.likelihoods import Predictive
+    from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
 
 __all__ = ["fit", "initial", "predict", "prior", "prior_of_cohort"]
@@ -54,7 +55,7 @@ def prior(inference: VariationalInference, problem: Problem) -> Gaussian:
 def prior_of_cohort(
     inference: VariationalInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Gaussian:
-    """Join the broadcast prior with each client's prior over its personal coordinates ``[K, P]``."""
+    """Join the broadcast prior with each client's over its personal coordinates ``[K, P]``."""
     memory = cohort.memory
     if problem.layout.personal_total and inference.personal_prior == "initial":
         own = prior(inference, problem).split(problem.layout)[1]
@@ -95,7 +96,9 @@ def fit(
         k = len(batch.sizes)
         mean, sigma, gradient = theta[:k, 0], sigmas[:k], gradients[:k]
         torch.exp(theta[:k, 1], out=sigma)
-        nll, d_mean, d_rho = _average([expected(mean, sigma, batch) for _ in range(inference.draws)])
+        nll, d_mean, d_rho = _average(
+            [expected(mean, sigma, batch) for _ in range(inference.draws)]
+        )
         # d KL / d mean = (mean - m) / s^2;  d KL / d rho = sigma^2 / s^2 - 1
         shift = torch.sub(mean, anchor.mean[:k], out=gradient[:, 1])
         torch.addcmul(d_mean, shift, weight[:k], out=gradient[:, 0])
@@ -113,7 +116,7 @@ def fit(
 def predict(
     inference: VariationalInference,
     problem: Problem,
-    posterior: Gaussian,
+    posterior: Posterior,
     memory: Mapping[str, Tensor],
     x: Tensor,
     streams: list[torch.Generator],
@@ -133,6 +136,6 @@ def _average(estimates: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Te
     return nll, d_mean, d_sigma
 
 
-def _gaussian(posterior: object) -> Gaussian:
+def _gaussian(posterior: Posterior) -> Gaussian:
     assert isinstance(posterior, Gaussian), "the registry admits no other family"  # noqa: S101
     return posterior

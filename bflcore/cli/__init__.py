@@ -39,7 +39,8 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         commands = importlib.import_module(COMMANDS[name][0]).commands
-        return next(command for command in commands if command.name == name)
+        found: click.Command = next(command for command in commands if command.name == name)
+        return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

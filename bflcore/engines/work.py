@@ -133,7 +133,9 @@ def _blocks(problem: Problem, client: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
 
 
-def _blamed(work: Callable[[], list[Reply]], client: int, stage: str) -> list[Reply | ClientError]:
+def _blamed(
+    work: Callable[[], list[Reply | ClientError]], client: int, stage: str
+) -> list[Reply | ClientError]:
     try:
         return list(work())
     except ClientError as error:

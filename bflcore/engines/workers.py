@@ -10,11 +10,11 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
-import torch.multiprocessing as multiprocessing
+from torch import multiprocessing
 
 from bflcore.engines import work
 from bflcore.errors import ClientError
@@ -79,17 +79,13 @@ class Site:
         clients, memories = task
         if stage == "fit":
             return work.fit(self.problem, self.inference, broadcast, clients, memories)
-        return work.evaluate(
-            self.problem, self.inference, broadcast, clients, memories, self.bins
-        )
+        return work.evaluate(self.problem, self.inference, broadcast, clients, memories, self.bins)
 
 
 class Staff(Crew):
     """Worker processes, each taking the next task as it becomes free."""
 
-    def __init__(
-        self, problem: Problem, inference: LocalInference, bins: int, count: int
-    ) -> None:
+    def __init__(self, problem: Problem, inference: LocalInference, bins: int, count: int) -> None:
         problem.train.share_memory()
         problem.test.share_memory()
         self._site = Site(problem, inference, bins)
@@ -109,8 +105,8 @@ class Staff(Crew):
                 worker, (number, task) = idle.pop(0), waiting.pop()
                 link = self._send(worker, (stage, shared, task))
                 busy[link] = (worker, number)
-            for link in wait(list(busy)):
-                worker, number = busy.pop(link)  # type: ignore[arg-type]
+            for link in cast("list[Connection]", wait(list(busy))):
+                worker, number = busy.pop(link)
                 done[number] = self._receive(worker, stage, tasks[number])
                 idle.append(worker)
             while due in done:

@@ -149,8 +149,7 @@ def _image(model: str, shape: tuple[int, ...], *, at_least: int) -> tuple[int, i
     """Return channels, height and width; `OptionError` for a table or an image too small."""
     if len(shape) != 3 or shape[0] < 1:
         raise OptionError(
-            f"model {model} needs images [C, H, W], the data has shape {shape}; "
-            "choose --model mlp"
+            f"model {model} needs images [C, H, W], the data has shape {shape}; choose --model mlp"
         )
     channels, height, width = shape
     if min(height, width) < at_least:

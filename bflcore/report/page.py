@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -47,7 +46,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     aside = target.with_name(f".{target.name}.writing")
     try:
         aside.write_text(_page(read), encoding="utf-8")
-        os.replace(aside, target)
+        aside.replace(target)
     except OSError as error:
         raise RunError(f"--out: {target} cannot be written ({error.strerror})") from None
     return target
@@ -80,8 +79,8 @@ def _page(runs: Sequence[Run]) -> str:
         if run.summary["dropped"]:
             body += ["<h2>Dropped</h2>", _table(run.summary["dropped"])]
     for run in runs:
-        settings = tomli_w.dumps(run.experiment) + "\n" + tomli_w.dumps(
-            {"environment": run.environment}
+        settings = (
+            tomli_w.dumps(run.experiment) + "\n" + tomli_w.dumps({"environment": run.environment})
         )
         body.append(
             f"<details><summary>Settings of {escape(run.label)}</summary>"
@@ -117,8 +116,15 @@ def _clients(run: Run) -> str:
     key = "accuracy" if run.classifies else "rmse"
     rows.sort(key=lambda row: row[key] if run.classifies else -row[key])
     top = max(row[key] for row in rows) or 1.0
-    shown = ("client", "examples", *[k for k in ("accuracy", "rmse", "nll", "ece", "brier",
-             "nmse", "coverage90") if k in rows[0]])
+    shown = (
+        "client",
+        "examples",
+        *[
+            k
+            for k in ("accuracy", "rmse", "nll", "ece", "brier", "nmse", "coverage90")
+            if k in rows[0]
+        ],
+    )
     head = "".join(f"<th>{escape(name)}</th>" for name in (*shown, ""))
     lines = []
     for row in rows:
@@ -132,8 +138,11 @@ def _clients(run: Run) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    names = [n for n in dict.fromkeys(k for row in rows for k in row)
-             if any(row.get(n) is not None for row in rows)]
+    names = [
+        n
+        for n in dict.fromkeys(k for row in rows for k in row)
+        if any(row.get(n) is not None for row in rows)
+    ]
 
     def line(cells: Iterable[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"

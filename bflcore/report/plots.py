@@ -18,16 +18,15 @@ __all__ = ["learning_curves", "reliability", "retention"]
 # Okabe & Ito's palette: distinguishable to colour-blind readers, on light and on dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#8a8f98"
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "bflcore",  # the same run gives the same file
     "axes.spines.top": False,
     "axes.spines.right": False,
-    **{
-        key: GREY
-        for key in ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
-    },
+    **dict.fromkeys(
+        ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), GREY
+    ),
 }
 NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMSE"}
 
@@ -47,9 +46,7 @@ def learning_curves(runs: Sequence[Run]) -> str:
         return _svg(figure)
 
 
-def _series(
-    axis: Any, run: Run, key: str, colour: str, dashes: str, group: str
-) -> None:
+def _series(axis: Any, run: Run, key: str, colour: str, dashes: str, group: str) -> None:
     pooled = key.endswith((".ece", ".nll"))
     points = [
         (record["round"], record[key]["pooled" if pooled else "mean"])
@@ -72,14 +69,19 @@ def reliability(runs: Sequence[Run]) -> str:
             upper.plot(
                 [bins["confidence"][i] for i in filled],
                 [bins["accuracy"][i] for i in filled],
-                "o-", color=colour, lw=1.6, ms=4, label=run.label,
+                "o-",
+                color=colour,
+                lw=1.6,
+                ms=4,
+                label=run.label,
             )
             total, width = sum(bins["count"]), 1 / len(bins["count"])
             middles = [(i + 0.5) * width for i in range(len(bins["count"]))]
             shares = [n / total for n in bins["count"]]
             lower.bar(middles, shares, width * 0.9, color=colour, alpha=0.55, label=run.label)
-        upper.set(xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1),
-                  ylim=(0, 1))
+        upper.set(
+            xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1), ylim=(0, 1)
+        )
         lower.set(xlabel="confidence", ylabel="share of samples", title="confidence", xlim=(0, 1))
         upper.legend(frameon=False, fontsize=8)
         return _svg(figure)

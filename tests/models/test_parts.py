@@ -162,8 +162,7 @@ def test_image_models_refuse_what_is_no_image(model, shape):
     with pytest.raises(OptionError) as refused:
         model.network(shape, 2)
     assert str(refused.value) == (
-        f"model {model.name} needs images [C, H, W], the data has shape {shape}; "
-        "choose --model mlp"
+        f"model {model.name} needs images [C, H, W], the data has shape {shape}; choose --model mlp"
     )
 
 
@@ -228,7 +227,12 @@ def test_the_perceptrons_activation_is_an_option():
 
 def test_every_model_has_a_name_a_summary_and_a_reference():
     assert [model.name for model in MODELS] == [
-        "mlp", "two-nn", "two-cnn", "lenet", "resnet20", "resnet18",
+        "mlp",
+        "two-nn",
+        "two-cnn",
+        "lenet",
+        "resnet20",
+        "resnet18",
     ]
     assert all(model.summary().endswith(".") and model.reference for model in MODELS)
 

@@ -34,7 +34,7 @@ class ReinforcedVariational(VariationalInference):
 
 
 class BPFed(Method):
-    """Learn a shared Gaussian body and a personal Gaussian head, each round's prior the last's result."""
+    """Share a Gaussian body, keep a Gaussian head; each round's prior is the last's result."""
 
     name = "bpfed"
     reference = "Chen, Liu, Cao & Zhang 2023, Algorithm 1"

@@ -56,11 +56,11 @@ class Reinforcement:
         self.theta = torch.stack([prior.mean, prior.variance.log() / 2], dim=1)
         self.steps = inference.reinforce_steps
         taken = tuple(self.steps * n for n in training.steps(inference, cohort))
-        paced = attrs.evolve(inference, lr=inference.reinforce_lr)
-        self.optimiser = training.Optimiser(paced, self.theta, taken, broadcast.round)
+        pace = inference.reinforce_lr / inference.lr
+        self.optimiser = training.Optimiser(inference, self.theta, taken, broadcast.round, pace)
 
     def follow(self, posterior: Tensor) -> None:
-        """Move v along -d KL(q || v) / dv for the clients that took a step (mean, rho) ``[k, 2, P]``."""
+        """Move v along -d KL(q || v) / dv, given q as (mean, rho) ``[k, 2, P]``."""
         k = len(posterior)
         mean, variance = posterior[:, 0], (2 * posterior[:, 1]).exp()
         for _ in range(self.steps):

@@ -1,0 +1,65 @@
+# Each target sets itself up: a virtual environment with the tested versions (constraints.txt) and
+# everything installed from this checkout. Needs Python 3.11 or later and make, nothing else.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PLUGINS := $(wildcard plugins/*/pyproject.toml)
+EDITABLE := -e '.[data,test,dev]' $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
+TYPED := bflcore $(wildcard plugins/*/bfl_*)
+
+# One thread a process: the test runner and the engine use processes for parallelism.
+export OMP_NUM_THREADS = 1
+
+.PHONY: help install demo test test-thorough lint format bench clean
+
+help:
+	@echo "make demo           train BPFed and FedAvg on handwritten digits and compare them"
+	@echo "make test           run the tests"
+	@echo "make test-thorough  run the tests that take minutes, too"
+	@echo "make lint           ruff and mypy --strict"
+	@echo "make format         let ruff rewrite the sources"
+	@echo "make bench          measure speed; one JSON line a figure"
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt $(PLUGINS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt $(EDITABLE)
+	@touch $@
+
+demo: $(READY)
+	@rm -rf runs/demo-bpfed runs/demo-fedavg runs/demo.html
+	$(BIN)/bfl run bpfed --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
+		--rounds 60 --seed 0 --out runs/demo-bpfed
+	$(BIN)/bfl run fedavg --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
+		--rounds 60 --seed 0 --out runs/demo-fedavg
+	@echo
+	@$(BIN)/bfl compare runs/demo-bpfed runs/demo-fedavg
+	@$(BIN)/bfl report runs/demo-bpfed runs/demo-fedavg --out runs/demo.html
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered -q
+
+test-thorough: $(READY)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -q -m ""
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt -e '.[bench]'
+	@for script in startup fedavg_round variational_round workers; do \
+		PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$script.py || exit 1; done
+
+clean:
+	rm -rf $(VENV) runs build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,128 @@
+"""Posterior families: packing, sampling and divergences against scipy and quadrature."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import pytest
+import torch
+from builders import dense, gaussian, normal
+from scipy import integrate, stats
+from torch.distributions import Normal, kl_divergence
+
+from bflcore import Gaussian, Layout, Point
+
+each_family = pytest.mark.parametrize(
+    "posterior", [Point(normal(3, 26)), gaussian(3, 26)], ids=["point", "gaussian"]
+)
+
+
+def same(left, right):
+    return type(left) is type(right) and all(
+        torch.equal(tensor, right.pack()[name]) for name, tensor in left.pack().items()
+    )
+
+
+@each_family
+@pytest.mark.parametrize("prefix", ["", "personal."])
+def test_unpacking_inverts_packing(posterior, prefix):
+    packed = posterior.pack(prefix)
+    assert all(name.startswith(prefix) for name in packed)
+    assert same(type(posterior).unpack(packed, prefix), posterior)
+
+
+@each_family
+def test_concatenating_selected_clients_gives_all_of_them_back(posterior):
+    parts = [posterior[:1], posterior[[1, 2]]]
+    assert same(type(posterior).concatenate(parts), posterior)
+    assert same(posterior[1], posterior[[0, 1]][1])
+
+
+@each_family
+@pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
+def test_joining_the_halves_of_a_posterior_makes_it_whole(posterior, sharing):
+    layout = Layout.of(dense(), "2", sharing)
+    shared, personal = posterior.split(layout)
+    assert shared.mean.shape == (3, layout.shared_total)
+    assert same(shared.join(personal, layout), posterior)
+
+
+@each_family
+def test_mapping_touches_every_tensor_and_leaves_the_original(posterior):
+    before = {name: tensor.clone() for name, tensor in posterior.pack().items()}
+    doubled = posterior.map(lambda tensor: 2 * tensor)
+    for name, tensor in before.items():
+        assert torch.equal(doubled.pack()[name], 2 * tensor)
+        assert torch.equal(posterior.pack()[name], tensor)
+
+
+@each_family
+def test_a_posterior_cannot_be_changed(posterior):
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        posterior.mean = torch.zeros(1)
+
+
+@each_family
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_every_field_that_is_not_finite_is_a_fault(posterior, value):
+    assert posterior[0].fault() == ""
+    for name in posterior.pack():
+        tensors = {n: t[0].clone() for n, t in posterior.pack().items()}
+        tensors[name][4] = value
+        assert type(posterior).unpack(tensors).fault() == f"{name} is not finite"
+
+
+def test_a_negative_variance_is_a_fault_and_a_zero_one_is_not():
+    mean = torch.zeros(2)
+    assert Gaussian(mean, torch.tensor([1.0, -1e-9])).fault() == "variance is negative"
+    assert Gaussian(mean, torch.tensor([1.0, 0.0])).fault() == ""
+
+
+def test_a_sample_has_the_quantile_of_its_noise():
+    posterior, noise = gaussian(5), normal(4, 5, seed=9)
+    expected = stats.norm.ppf(
+        stats.norm.cdf(noise), loc=posterior.mean, scale=posterior.variance.sqrt()
+    )
+    torch.testing.assert_close(posterior.sample(noise), torch.as_tensor(expected))
+
+
+def test_a_sample_of_a_point_is_the_point():
+    point = Point(normal(5))
+    assert torch.equal(point.sample(normal(4, 5)), point.mean.repeat(4, 1))
+
+
+def test_the_divergence_of_gaussians_is_the_integral_it_stands_for():
+    q, p = Gaussian(torch.tensor([0.4]), torch.tensor([0.3])), Gaussian(
+        torch.tensor([-1.0]), torch.tensor([2.0])
+    )
+    one, other = stats.norm(0.4, math.sqrt(0.3)), stats.norm(-1.0, math.sqrt(2.0))
+    integral, _ = integrate.quad(
+        lambda w: one.pdf(w) * (one.logpdf(w) - other.logpdf(w)), -6.0, 7.0
+    )
+    assert float(q.kl(p)) == pytest.approx(integral, rel=1e-5)
+
+
+def test_the_divergence_sums_over_parameters_and_keeps_the_clients():
+    q, p = gaussian(3, 6), gaussian(6, seed=5)
+    expected = kl_divergence(
+        Normal(q.mean, q.variance.sqrt()), Normal(p.mean, p.variance.sqrt())
+    ).sum(-1)
+    torch.testing.assert_close(q.kl(p), expected)
+
+
+def test_a_gaussian_does_not_diverge_from_itself_even_where_it_is_certain():
+    q = Gaussian(normal(4), torch.tensor([0.0, 1.0, 1e-30, 2.0], dtype=torch.float64))
+    assert float(q.kl(q)) == 0.0
+
+
+def test_certainty_diverges_infinitely_from_doubt():
+    certain = Gaussian(torch.zeros(1), torch.zeros(1))
+    doubtful = Gaussian(torch.zeros(1), torch.ones(1))
+    assert float(certain.kl(doubtful)) == math.inf
+    assert float(doubtful.kl(certain)) == math.inf
+
+
+def test_points_diverge_infinitely_unless_they_coincide():
+    points = Point(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))
+    assert points.kl(Point(torch.tensor([1.0, 2.0]))).tolist() == [0.0, math.inf]
