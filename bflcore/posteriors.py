@@ -140,10 +140,11 @@ class Gaussian(Posterior):
         """Return KL(self || other) ``[...]`` in closed form.
 
         Per coordinate: log(s'/s)/2 + (s + (mu - mu')^2) / (2 s') - 1/2. Two certain and equal
-        coordinates contribute nothing.
+        coordinates contribute nothing; to a certain coordinate any other is infinitely far.
         """
         ratio = self.variance / other.variance
         shift = (self.mean - other.mean).square() / other.variance
         terms = 0.5 * (ratio - ratio.log() - 1 + shift)
         same = (self.variance == other.variance) & (self.mean == other.mean)
-        return terms.masked_fill(same, 0.0).sum(-1)
+        certain = other.variance == 0
+        return terms.masked_fill(certain, float("inf")).masked_fill(same, 0.0).sum(-1)

@@ -54,5 +54,5 @@ def test_a_noise_variance_that_is_no_variance_is_refused_by_name(variance):
 
 
 def test_every_likelihood_is_found_by_its_name_and_knows_its_task():
-    assert LIKELIHOODS == {"categorical": Categorical, "gaussian": GaussianNoise}
+    assert {"categorical": Categorical, "gaussian": GaussianNoise} == LIKELIHOODS
     assert (Categorical.task, GaussianNoise.task) == ("classification", "regression")

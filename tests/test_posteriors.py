@@ -121,6 +121,7 @@ def test_certainty_diverges_infinitely_from_doubt():
     doubtful = Gaussian(torch.zeros(1), torch.ones(1))
     assert float(certain.kl(doubtful)) == math.inf
     assert float(doubtful.kl(certain)) == math.inf
+    assert float(certain.kl(Gaussian(torch.ones(1), torch.zeros(1)))) == math.inf
 
 
 def test_points_diverge_infinitely_unless_they_coincide():

@@ -1,0 +1,226 @@
+"""Averaging, weights, and that a sum may be taken in any order and any tree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from builders import gaussian, normal
+
+from bflcore import Average, Broadcast, Equal, Examples, Gaussian, Point
+from bflcore.aggregation import check_weights
+from bflcore.errors import OptionError
+
+WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=torch.float64)
+
+
+def clients(family, dtype=torch.float64):
+    """Return four posteriors over six parameters and what they started from."""
+    if family == "point":
+        return Point(normal(4, 6, dtype=dtype)), Point(normal(6, seed=7, dtype=dtype))
+    return gaussian(4, 6, dtype=dtype), gaussian(6, seed=7, dtype=dtype)
+
+
+def close(left, right, **tolerance):
+    assert type(left) is type(right)
+    for name, tensor in left.pack().items():
+        torch.testing.assert_close(tensor, right.pack()[name], **tolerance)
+
+
+each_family = pytest.mark.parametrize("family", ["point", "gaussian"])
+each_rule = pytest.mark.parametrize(
+    ("family", "rule"),
+    [
+        ("point", Average()),
+        ("gaussian", Average(on="variance")),
+        ("gaussian", Average(on="std")),
+    ],
+    ids=["point", "variance", "std"],
+)
+
+
+@each_family
+def test_the_mean_is_the_weighted_mean(family):
+    posteriors, prior = clients(family)
+    fused = Average().fuse(posteriors, WEIGHTS, prior)
+    np.testing.assert_allclose(fused.mean, np.average(posteriors.mean, axis=0, weights=WEIGHTS))
+
+
+def test_variances_are_averaged_by_default():
+    posteriors, prior = clients("gaussian")
+    fused = Average().fuse(posteriors, WEIGHTS, prior)
+    expected = np.average(posteriors.variance, axis=0, weights=WEIGHTS)
+    np.testing.assert_allclose(fused.variance, expected)
+
+
+def test_standard_deviations_are_averaged_when_asked_for():
+    posteriors, prior = clients("gaussian")
+    fused = Average(on="std").fuse(posteriors, WEIGHTS, prior)
+    expected = np.average(np.sqrt(posteriors.variance), axis=0, weights=WEIGHTS) ** 2
+    np.testing.assert_allclose(fused.variance, expected)
+
+
+def test_averaging_on_anything_else_is_refused():
+    with pytest.raises(OptionError, match=r"on: 'precision'.*variance \| std"):
+        Average(on="precision")
+
+
+@each_rule
+def test_fusing_one_client_returns_it(family, rule):
+    posteriors, prior = clients(family)
+    close(rule.fuse(posteriors[[2]], torch.tensor([0.3]), prior), posteriors[2])
+
+
+@each_rule
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_result_keeps_the_priors_dtype(family, rule, dtype):
+    posteriors, prior = clients(family, dtype)
+    fused = rule.fuse(posteriors, WEIGHTS, prior)
+    assert {t.dtype for t in fused.pack().values()} == {dtype}
+    exact, start = clients(family)
+    close(fused.map(lambda t: t.double()), rule.fuse(exact, WEIGHTS, start), rtol=1e-6, atol=1e-6)
+
+
+@each_rule
+def test_sums_are_taken_in_double_precision(family, rule):
+    posteriors, prior = clients(family, torch.float32)
+    assert {t.dtype for t in rule.encode(posteriors, WEIGHTS, prior).values()} == {torch.float64}
+
+
+@each_rule
+def test_the_prior_does_not_matter(family, rule):
+    posteriors, prior = clients(family)
+    moved = prior.map(lambda tensor: 3 * tensor.abs() + 1)
+    close(rule.fuse(posteriors, WEIGHTS, prior), rule.fuse(posteriors, WEIGHTS, moved))
+
+
+@each_rule
+def test_the_scale_of_the_weights_does_not_matter(family, rule):
+    posteriors, prior = clients(family)
+    close(rule.fuse(posteriors, WEIGHTS, prior), rule.fuse(posteriors, 1e-9 * WEIGHTS, prior))
+
+
+@each_rule
+def test_a_client_of_weight_zero_might_as_well_be_absent(family, rule):
+    posteriors, prior = clients(family)
+    without = [0, 1, 3]
+    weights = WEIGHTS.clone()
+    weights[2] = 0.0
+    close(
+        rule.fuse(posteriors, weights, prior),
+        rule.fuse(posteriors[without], weights[without], prior),
+        rtol=1e-15,
+        atol=0,
+    )
+
+
+@each_rule
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (1, 3, 0, 2)])
+def test_the_order_of_clients_does_not_matter(family, rule, order):
+    posteriors, prior = clients(family)
+    shuffled = rule.fuse(posteriors[list(order)], WEIGHTS[list(order)], prior)
+    close(shuffled, rule.fuse(posteriors, WEIGHTS, prior))
+
+
+TREES = [
+    ((0,), ((1,), ((2,), (3,)))),
+    (((0,), (1,)), ((2,), (3,))),
+    ((3, 0), (2, 1)),
+    ((0, 1, 2), (3,)),
+    (((2,), (0, 3)), (1,)),
+]
+
+
+@each_rule
+@pytest.mark.parametrize("tree", TREES)
+def test_any_tree_of_partial_sums_equals_the_flat_sum(family, rule, tree):
+    posteriors, prior = clients(family)
+
+    def total(node):
+        if all(isinstance(leaf, int) for leaf in node):
+            rows = list(node)
+            return rule.encode(posteriors[rows], WEIGHTS[rows], prior)
+        left, right = node
+        return rule.merge(total(left), total(right))
+
+    close(rule.decode(total(tree), prior), rule.fuse(posteriors, WEIGHTS, prior))
+
+
+@each_rule
+def test_fusing_changes_none_of_its_arguments(family, rule):
+    posteriors, prior = clients(family)
+    before = [t.clone() for q in (posteriors, prior) for t in q.pack().values()]
+    left = rule.encode(posteriors[:2], WEIGHTS[:2], prior)
+    kept = {name: tensor.clone() for name, tensor in left.items()}
+    rule.merge(left, rule.encode(posteriors[2:], WEIGHTS[2:], prior))
+    rule.decode(left, prior)
+    rule.fuse(posteriors, WEIGHTS, prior)
+    after = [t for q in (posteriors, prior) for t in q.pack().values()]
+    assert all(map(torch.equal, before, after))
+    assert all(torch.equal(kept[name], left[name]) for name in kept)
+
+
+def test_small_differences_between_float32_clients_survive():
+    prior = Point(torch.tensor([1000.0]))
+    step = float(np.spacing(np.float32(1000.0)))
+    means = Point(torch.tensor([[1000.0], [1000.0 + 2 * step], [1000.0 + step]]))
+    assert Average().fuse(means, torch.ones(3), prior).mean.item() == 1000.0 + step
+
+
+@pytest.mark.parametrize("on", ["variance", "std"])
+def test_zero_variances_stay_zero(on):
+    certain = Gaussian(normal(3, 2), torch.zeros(3, 2, dtype=torch.float64))
+    fused = Average(on=on).fuse(certain, torch.ones(3), certain[0])
+    assert fused.variance.tolist() == [0.0, 0.0]
+
+
+@each_rule
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, 1.0, 1.0], r"weights: \(3,\) given for 4 posteriors.*one weight a client"),
+        ([[1.0]] * 4, r"weights: \(4, 1\) given for 4 posteriors"),
+        ([1.0, -0.5, 1.0, 1.0], r"weights: -0.5 given for client 1.*finite number >= 0"),
+        ([1.0, 1.0, float("nan"), 1.0], r"weights: nan given for client 2"),
+        ([1.0, 1.0, 1.0, float("inf")], r"weights: inf given for client 3"),
+        ([0.0] * 4, r"weights: all are zero.*at least one above 0"),
+    ],
+)
+def test_weights_that_are_no_weights_are_refused(family, rule, weights, message):
+    posteriors, prior = clients(family)
+    with pytest.raises(OptionError, match=message) as refusal:
+        rule.fuse(posteriors, torch.tensor(weights), prior)
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_of_which_one_is_positive_are_accepted():
+    check_weights(torch.tensor([0.0, 1e-300, 0.0], dtype=torch.float64), 3)
+
+
+def test_clients_weigh_as_much_as_they_have_samples():
+    posteriors, prior = clients("gaussian")
+    weights = Examples().weigh(posteriors, torch.tensor([5, 1, 0, 9]), Broadcast(0, prior, prior))
+    assert weights.tolist() == [5.0, 1.0, 0.0, 9.0]
+    assert weights.dtype == torch.float64
+
+
+def test_equal_clients_weigh_the_same_whatever_they_have():
+    posteriors, prior = clients("gaussian")
+    weights = Equal().weigh(posteriors, torch.tensor([5, 1, 0, 9]), Broadcast(0, prior, prior))
+    assert weights.tolist() == [1.0] * 4
+    assert weights.dtype == torch.float64
+
+
+@pytest.mark.parametrize("weighting", [Examples(), Equal()])
+def test_a_local_weighting_gives_the_same_weights_client_by_client(weighting):
+    posteriors, prior = clients("gaussian")
+    examples, broadcast = torch.tensor([5, 1, 2, 9]), Broadcast(0, prior, prior)
+    together = weighting.weigh(posteriors, examples, broadcast)
+    alone = [weighting.weigh(posteriors[[k]], examples[[k]], broadcast) for k in range(4)]
+    assert weighting.local
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_a_pooling_rule_says_that_weights_matter():
+    assert Average().weighs
+    assert {"pools", "additive"} <= Average.tags

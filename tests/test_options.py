@@ -1,0 +1,138 @@
+import math
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bflcore import Component, OptionError, component, option
+from bflcore.options import as_dict, build, options_of, parse_spec, parse_text, spec_text, type_name
+
+
+@component
+class Part(Component):
+    """Do something.
+
+    At length.
+    """
+
+    kind = "part"
+    name = "part"
+
+    rate: float = option(0.5, "a rate", above=0, at_most=1)
+    steps: int = option(3, "steps", at_least=1)
+    rule: str = option("adam", "a rule", choices=("adam", "sgd"))
+    widths: tuple[int, ...] = option((100,), "widths", at_least=1)
+    cap: int | None = option(None, "a cap", at_least=1)
+    random: bool = option(False, "at random")
+
+
+def test_options_are_listed_with_type_default_help_and_what_is_allowed():
+    listed = {one.name: one for one in options_of(Part)}
+    assert listed["rate"].allowed == "above 0 and at most 1"
+    assert listed["rule"].allowed == "adam | sgd"
+    assert type_name(listed["widths"].type) == "tuple of int"
+    assert type_name(listed["cap"].type) == "int or none"
+    assert Part.summary() == "Do something."
+
+
+parts = st.builds(
+    Part,
+    rate=st.floats(0, 1, exclude_min=True),
+    steps=st.integers(1, 9),
+    rule=st.sampled_from(["adam", "sgd"]),
+    widths=st.lists(st.integers(1, 300), max_size=3).map(tuple),
+    cap=st.none() | st.integers(1, 5),
+    random=st.booleans(),
+)
+
+
+@given(parts)
+def test_storing_and_building_give_the_part_back(part):
+    stored = as_dict(part)
+    assert stored.pop("name") == "part"
+    assert build(Part, stored, "part") == part
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("steps", 3.7), ("steps", "3"), ("steps", True), ("rate", "0.1"), ("rate", True),
+        ("random", "False"), ("random", 0), ("rule", 3), ("widths", "100"), ("widths", [1.5]),
+        ("cap", "none"), ("steps", None),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_not_converted(key, value):
+    with pytest.raises(OptionError, match=rf"part\.{key}: .* is not allowed"):
+        build(Part, {key: value}, "part")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rate", 0.0), ("rate", 1.1), ("rate", math.nan), ("rate", math.inf), ("steps", 0),
+        ("rule", "adma"), ("widths", [10, 0]), ("cap", 0),
+    ],
+)
+def test_values_out_of_bounds_are_refused_with_what_is_allowed(key, value):
+    with pytest.raises(OptionError, match=rf"part\.{key}: .* is not allowed; allowed: \S"):
+        build(Part, {key: value}, "part")
+
+
+def test_an_unknown_option_is_answered_with_the_nearest():
+    with pytest.raises(OptionError, match=r"'part.stpes' \(did you mean part.steps\?\)"):
+        build(Part, {"stpes": 3}, "part")
+
+
+def test_options_cannot_be_changed():
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        Part().steps = 4
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("rate", "0.25", 0.25), ("steps", "4", 4), ("random", "yes", True), ("random", "off", False),
+        ("widths", "64,32", (64, 32)), ("widths", "", ()), ("cap", "none", None), ("cap", "2", 2),
+    ],
+)
+def test_text_is_read_by_the_options_type(key, text, value):
+    assert parse_text(Part, key, text, "part") == value
+
+
+@pytest.mark.parametrize(("key", "text"), [("steps", "4.5"), ("rate", "x"), ("random", "maybe")])
+def test_text_of_the_wrong_type_is_refused(key, text):
+    with pytest.raises(OptionError, match=f"part.{key}: {text!r} is not allowed"):
+        parse_text(Part, key, text, "part")
+
+
+def test_flags_are_named_as_flags():
+    with pytest.raises(OptionError, match=r"--steps: 0 is not allowed; allowed: at least 1"):
+        build(Part, {"steps": 0}, "--")
+
+
+@component
+class Labels(Component):
+    """Divide."""
+
+    kind = "partition"
+    name = "labels"
+
+    k: int = option(2, "classes", at_least=1)
+    a: float = option(0.5, "spread", above=0)
+    random: bool = option(False, "draw")
+
+
+def test_a_spec_fills_options_in_order_and_switches_by_name():
+    assert parse_spec(Labels, "labels:5,random", "--partition") == Labels(k=5, random=True)
+    assert parse_spec(Labels, "labels", "--partition") == Labels()
+    with pytest.raises(OptionError, match="a value too many"):
+        parse_spec(Labels, "labels:5,0.1,7", "--partition")
+    with pytest.raises(OptionError, match="'x' is not allowed; allowed: int"):
+        parse_spec(Labels, "labels:x", "--partition")
+
+
+@given(st.integers(1, 9), st.floats(0.01, 9), st.booleans())
+def test_the_text_of_a_spec_is_read_back(k, a, random):
+    part = Labels(k=k, a=a, random=random)
+    assert parse_spec(Labels, spec_text(part), "--partition") == part

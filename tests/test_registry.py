@@ -1,0 +1,149 @@
+"""Plugins as strangers ship them: real distributions on the path, healthy and broken."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from bflcore import OptionError, PluginError, plugin
+from bflcore.registry import read_plugins
+
+HEALTHY = """
+    from bflcore import Method, hookimpl
+
+    class Mine(Method):
+        '''Do it my way.'''
+        name = "{name}"
+        inference = "map"
+
+    @hookimpl
+    def bfl_methods():
+        yield Mine
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution with one plugin module, as pip would lay it out."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(name, source, requires=""):
+        module = name.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{module}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n"
+            + (f"Requires-Dist: {requires}\n" if requires else "")
+        )
+        (info / "entry_points.txt").write_text(f"[bfl]\n{module} = {module}\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    return install
+
+
+def state_of(registry, name):
+    return next(d for d in registry.distributions if d.name == name)
+
+
+def test_a_healthy_plugin_is_found_by_name_with_its_distribution(install):
+    install("bfl-aa-mine", HEALTHY.format(name="mine"))
+    registry = read_plugins(plugin)
+    assert registry.get("method", "mine").summary() == "Do it my way."
+    assert registry.owner("method", "mine") == "bfl-aa-mine"
+    assert state_of(registry, "bfl-aa-mine").components == (("method", "mine"),)
+
+
+BROKEN = {
+    "import": ("import a_module_that_does_not_exist", "ModuleNotFoundError: .*does_not_exist"),
+    "exit": ("raise SystemExit(3)", "SystemExit: 3"),
+    "misspelt": (
+        "from bflcore import hookimpl\n@hookimpl\ndef bfl_metods():\n    yield 1",
+        "bfl_metods is no hook.*did you mean bfl_methods",
+    ),
+    "misspelt-unmarked": ("def bfl_agregators():\n    yield 1", "bfl_agregators is no hook"),
+    "iterating": (
+        HEALTHY.format(name="half") + "        raise RuntimeError('halfway')\n",
+        "RuntimeError: halfway",
+    ),
+    "not-a-class": (
+        "from bflcore import hookimpl\n@hookimpl\ndef bfl_models():\n    yield 'mlp'",
+        "bfl_models yielded 'mlp', which is no class of a model",
+    ),
+    "wrong-kind": (
+        "from bflcore import FedAvg, hookimpl\n@hookimpl\ndef bfl_models():\n    yield FedAvg",
+        "no class of a model",
+    ),
+    "duplicate": (HEALTHY.format(name="fedavg"), "method 'fedavg' is already registered by bflcore"),
+    "newer-core": (
+        "BFLCORE_REQUIRES = '>=99'\n" + textwrap.dedent(HEALTHY.format(name="future")),
+        "needs bflcore>=99, but",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_plugin_is_blamed_and_leaves_nothing_behind(install, how):
+    source, reason = BROKEN[how]
+    install("bfl-bb-broken", source)
+    install("bfl-cc-fine", HEALTHY.format(name="fine"))
+    registry = read_plugins(plugin)
+    broken = state_of(registry, "bfl-bb-broken")
+    assert broken.state == "broken"
+    assert broken.components == ()
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(broken.reason)
+    assert state_of(registry, "bfl-cc-fine").state == "ok"
+    assert {part.name for part in registry.all("method")} >= {"fine", "fedavg"}
+    assert "half" not in {part.name for part in registry.all("method")}
+
+
+def test_metadata_that_ask_for_another_core_mark_the_plugin_broken(install):
+    install("bfl-dd-old", HEALTHY.format(name="old"), requires="bflcore<0.0.1")
+    assert "needs bflcore<0.0.1" in state_of(read_plugins(plugin), "bfl-dd-old").reason
+
+
+def test_the_first_of_two_plugins_with_one_name_keeps_it(install):
+    install("bfl-aa-first", HEALTHY.format(name="twin"))
+    install("bfl-zz-second", HEALTHY.format(name="twin"))
+    registry = read_plugins(plugin)
+    assert registry.owner("method", "twin") == "bfl-aa-first"
+    assert "by bfl-aa-first" in state_of(registry, "bfl-zz-second").reason
+
+
+def test_strict_mode_raises(install, monkeypatch):
+    install("bfl-bb-broken", "import a_module_that_does_not_exist")
+    monkeypatch.setenv("BFL_STRICT_PLUGINS", "1")
+    with pytest.raises(PluginError, match="bfl-bb-broken 1.2: ModuleNotFoundError"):
+        read_plugins(plugin)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    registry = read_plugins(plugin)
+    with pytest.raises(OptionError, match=r"unknown method 'fedagv' \(did you mean fedavg\?\)"):
+        registry.get("method", "fedagv")
+    with pytest.raises(OptionError, match="unknown kind 'metod'"):
+        registry.all("metod")
+
+
+def test_an_alias_finds_the_part():
+    registry = read_plugins(plugin)
+    assert registry.get("aggregator", "nwa") is registry.get("aggregator", "average")
+
+
+def test_the_command_line_names_broken_plugins_exits_0_and_never_imports_torch(tmp_path, install):
+    install("bfl-bb-broken", "raise RuntimeError('boom')")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from bflcore.cli import main\n"
+        "try: main(['list-plugins', '--json'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    states = {one["name"]: one["state"] for one in json.loads(done.stdout)}
+    assert states["bfl-bb-broken"] == "broken"
+    assert states["bflcore"] == "ok"
