@@ -56,7 +56,7 @@ def test_variances_are_averaged_by_default():
 def test_standard_deviations_are_averaged_when_asked_for():
     posteriors, prior = clients("gaussian")
     fused = Average(on="std").fuse(posteriors, WEIGHTS, prior)
-    expected = np.average(np.sqrt(posteriors.variance), axis=0, weights=WEIGHTS) ** 2
+    expected = np.average(posteriors.variance.sqrt(), axis=0, weights=WEIGHTS) ** 2
     np.testing.assert_allclose(fused.variance, expected)
 
 

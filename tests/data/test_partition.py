@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bflcore import DataError
+from bflcore.data import Dataset, Partition, divide
+from bflcore.data.partition import IID, Dirichlet, Labels, Natural, Quantity, Shards
+
+
+def dataset(samples=200, classes=10, **more):
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.arange(samples) % classes)
+    return Dataset("toy", "classification", rng.normal(size=(samples, 3)), y, classes, **more)
+
+
+def regression(samples=40):
+    x = np.zeros((samples, 2), np.float32)
+    return Dataset("line", "regression", x, np.ones((samples, 1), np.float32))
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+ANY = st.sampled_from(
+    [IID(), Labels(k=5), Labels(k=10, random=True), Shards(k=2), Dirichlet(a=0.1), Quantity(a=0.3)]
+)
+
+
+@given(ANY, st.integers(2, 12), st.integers(0, 50))
+def test_every_sample_goes_to_exactly_one_client(rule, clients, seed):
+    shares = rule.assign(dataset(), clients, rng(seed))
+    assert len(shares) == clients
+    together = np.sort(np.concatenate(shares))
+    assert np.array_equal(together, np.arange(200))
+
+
+@given(ANY, st.integers(0, 20))
+def test_a_partition_is_a_function_of_its_seed(rule, seed):
+    first, again = (rule.assign(dataset(), 5, rng(seed)) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_labels_gives_client_i_the_classes_from_i_times_k():
+    data = dataset()
+    for i, share in enumerate(Labels(k=3).assign(data, 10, rng())):
+        assert set(data.y[share]) == {(i * 3 + j) % 10 for j in range(3)}
+
+
+def test_labels_refuses_more_classes_than_there_are():
+    with pytest.raises(DataError, match="at most 10"):
+        Labels(k=11).assign(dataset(), 3, rng())
+
+
+def test_shards_hold_few_classes():
+    data = dataset(1000)
+    assert max(len(set(data.y[s])) for s in Shards(k=2).assign(data, 50, rng())) <= 4
+
+
+@pytest.mark.parametrize("rule", [Dirichlet(a=0.01), Quantity(a=0.01)])
+def test_uneven_divisions_end_with_many_clients_and_keep_the_minimum(rule):
+    shares = rule.assign(dataset(20_000), 500, rng())
+    assert min(map(len, shares)) >= 10
+    assert sum(map(len, shares)) == 20_000
+
+
+def test_scarce_data_lowers_the_minimum_instead_of_failing():
+    assert min(map(len, Dirichlet(a=0.01).assign(dataset(40), 20, rng()))) >= 2
+
+
+def test_natural_follows_the_owners():
+    owner = np.repeat([7, 3, 5], [50, 100, 50])
+    shares = Natural().assign(dataset(client=owner), 2, rng())
+    assert [set(owner[s]) for s in shares] == [{3}, {5}]
+    with pytest.raises(DataError, match="more than the 3 owners"):
+        Natural().assign(dataset(client=owner), 4, rng())
+    with pytest.raises(DataError, match="has none"):
+        Natural().assign(dataset(), 2, rng())
+
+
+@pytest.mark.parametrize("rule", [Labels(), Shards(), Dirichlet()])
+def test_regressions_have_no_labels_to_divide_by(rule):
+    with pytest.raises(DataError, match="allowed: iid, quantity, natural"):
+        rule.assign(regression(), 2, rng())
+
+
+@given(
+    ANY, st.integers(0, 20), st.none() | st.integers(1, 9), st.none() | st.integers(1, 9)
+)
+def test_training_and_test_samples_are_disjoint_and_within_the_caps(rule, seed, train, test):
+    data = dataset()
+    part = divide(data, rule, 4, rng(seed), train_per_class=train, test_per_class=test)
+    for trains, tests in zip(part.train, part.test, strict=True):
+        assert not set(trains) & set(tests)
+        assert len(trains) > 0
+        for cap, indices in ((train, trains), (test, tests)):
+            if cap is not None and len(indices):
+                assert np.bincount(data.y[indices]).max() <= cap
+
+
+def test_the_label_split_of_the_papers():
+    data = dataset(14_000)
+    part = divide(data, Labels(k=5), 10, rng(), train_per_class=50, test_per_class=950)
+    assert [len(t) for t in part.train] == [250] * 10
+    assert [len(t) for t in part.test] == [5 * 230] * 10  # 1,400 a class among five clients
+
+
+def test_without_caps_a_fifth_of_each_class_tests():
+    part = divide(dataset(1000), IID(), 4, rng())
+    assert all(len(t) == pytest.approx(50, abs=6) for t in part.test)
+
+
+def test_a_held_out_split_is_never_trained_on_and_matches_the_clients_classes():
+    data = dataset(x_test=np.zeros((30, 3)), y_test=np.arange(30) % 10)
+    part = divide(data, Labels(k=2), 5, rng())
+    assert part.held_out
+    assert sum(map(len, part.train)) == 200
+    for client, tests in enumerate(part.test):
+        assert set(data.y_test[tests]) == {2 * client, 2 * client + 1}
+
+
+def test_a_client_without_samples_is_refused_by_name():
+    data = Dataset("odd", "classification", np.zeros((6, 1)), np.array([0] * 5 + [1]), 2)
+    with pytest.raises(DataError, match="leaves client 3 without samples"):
+        divide(data, Labels(k=1), 6, rng())  # three clients share the one sample of class 1
+
+
+def test_more_clients_than_samples_are_refused():
+    with pytest.raises(DataError, match="--clients: 201 are more than the 200 samples"):
+        divide(dataset(), IID(), 201, rng())
+
+
+def test_a_saved_partition_is_read_back(tmp_path):
+    part = divide(dataset(), Dirichlet(), 5, rng())
+    part.save(tmp_path / "partition.npz")
+    back = Partition.load(tmp_path / "partition.npz")
+    assert back.held_out is False
+    for mine, theirs in zip(part.train + part.test, back.train + back.test, strict=True):
+        assert np.array_equal(mine, theirs)

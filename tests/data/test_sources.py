@@ -1,0 +1,133 @@
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from bflcore import DataError
+from bflcore.data import sources
+from bflcore.data.idx import read_idx
+from bflcore.data.sources import (
+    CIFAR10,
+    DEBIAN_FASHION_MNIST,
+    EMNIST,
+    MNIST,
+    Boston,
+    Digits,
+    FashionMNIST,
+    MNIST5k,
+    Synthetic,
+)
+from bflcore.torchvision_import import torchvision
+
+
+def idx(array, magic=b"\0\0\x08"):
+    header = magic + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+IMAGES = np.arange(3 * 28 * 28, dtype=np.uint8).reshape(3, 28, 28)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files_are_read_plain_and_gzipped(tmp_path, packed):
+    path = tmp_path / ("images.gz" if packed else "images")
+    path.write_bytes(gzip.compress(idx(IMAGES)) if packed else idx(IMAGES))
+    assert np.array_equal(read_idx(path), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (idx(IMAGES)[:-1], "truncated"),
+        (idx(IMAGES)[:9], "truncated"),
+        (idx(IMAGES) + b"x", "truncated or padded"),
+        (idx(IMAGES, b"\0\0\x0d"), "no idx file"),
+        (b"", "no idx file"),
+    ],
+)
+def test_damaged_idx_files_are_named(tmp_path, raw, reason):
+    path = tmp_path / "images"
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=f"images.*{reason}"):
+        read_idx(path)
+
+
+def test_a_damaged_gzip_is_named(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(IMAGES))[:-9])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_idx(tmp_path / "a.gz")
+
+
+def test_packages_ship_real_digits():
+    for source, count, side in ((MNIST5k(), 5000, 28), (Digits(), 1797, 8)):
+        data = source.load()
+        assert data.x.shape == (count, 1, side, side)
+        assert (data.x.min(), data.x.max()) == (0, 1)
+        assert data.x.dtype == np.float32
+        assert set(data.y) == set(range(10))
+    assert (np.bincount(MNIST5k().load().y) == 500).all()
+
+
+def test_boston_is_a_regression_of_thirteen_features():
+    raw = Boston().load()
+    assert raw.x.shape == (506, 13)
+    assert raw.y.shape == (506, 1)
+    assert raw.task == "regression"
+
+
+def test_synthetic_data_has_owners_and_is_repeatable():
+    first, again = Synthetic(owners=4, samples=50).load(), Synthetic(owners=4, samples=50).load()
+    assert np.array_equal(first.x, again.x)
+    assert np.bincount(first.client).tolist() == [50] * 4
+    assert Synthetic(classes=0).load().task == "regression"
+    assert not np.array_equal(first.x, Synthetic(owners=4, samples=50, seed=1).load().x)
+
+
+def test_fashion_mnist_is_read_from_a_folder_of_ones_own(tmp_path):
+    for part in ("train", "t10k"):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(IMAGES))
+        labels = idx(np.array([0, 4, 9], np.uint8))
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    data = FashionMNIST().load(tmp_path)
+    assert data.x.shape == (6, 1, 28, 28)
+    assert data.y.tolist() == [0, 4, 9] * 2
+    assert data.x_test is None
+
+
+def test_all_of_fashion_mnist_is_read_from_debians_package():
+    if not DEBIAN_FASHION_MNIST.is_dir():
+        pytest.skip("needs the images: apt-get install dataset-fashion-mnist")
+    data = FashionMNIST().load()
+    assert data.x.shape == (70_000, 1, 28, 28)
+    assert (np.bincount(data.y) == 7000).all()
+
+
+def test_absent_fashion_mnist_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "none")
+    with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist, or add --download"):
+        FashionMNIST().load(tmp_path)
+
+
+@pytest.mark.parametrize("source", [MNIST(), CIFAR10(), EMNIST(split="letters")])
+def test_absent_downloads_say_which_command_gets_them(source, tmp_path):
+    with pytest.raises(DataError, match=f"--data {source.name} --download"):
+        source.load(tmp_path)
+
+
+def test_mnist_is_read_from_the_files_torchvision_keeps(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(idx(IMAGES))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.array([0, 4, 9], np.uint8)))
+    data = MNIST().load(tmp_path)
+    assert data.x.shape == (6, 1, 28, 28)
+    assert data.classes == 10
+
+
+def test_torchvision_imports_beside_a_cpu_torch_and_its_models_run():
+    network = torchvision().models.resnet18().eval()
+    with torch.no_grad():
+        assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)

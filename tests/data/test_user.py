@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from bflcore import DataError
+from bflcore.data.user import load_npz
+
+
+def save(tmp_path, **arrays):
+    np.savez(tmp_path / "own.npz", **arrays)
+    return tmp_path / "own.npz"
+
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.array([0, 1, 2, 0, 1, 2])
+
+
+def test_integer_targets_make_a_classification(tmp_path):
+    data = load_npz(save(tmp_path, x=X, y=Y, client=Y, x_test=X[:2], y_test=np.array([3, 0])))
+    assert (data.task, data.classes, data.outputs) == ("classification", 4, 4)
+    assert data.x.dtype == np.float32
+    assert data.y_test.tolist() == [3, 0]
+    assert data.client.tolist() == Y.tolist()
+
+
+def test_real_targets_make_a_regression(tmp_path):
+    data = load_npz(save(tmp_path, x=X, y=Y + 0.5))
+    assert (data.task, data.y.shape, data.outputs) == ("regression", (6, 1), 1)
+
+
+def test_bytes_are_scaled_to_the_unit_interval(tmp_path):
+    data = load_npz(save(tmp_path, x=np.full((2, 4), 255, np.uint8), y=np.array([0, 1])))
+    assert (data.x == 1).all()
+
+
+NAN = X.copy()
+NAN[4, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "'y' is missing"),
+        ({"x": X, "y": Y[:5]}, "x has 6 samples, y has 5"),
+        ({"x": NAN, "y": Y}, r"x has NaN or infinity \(first at sample 4\)"),
+        ({"x": X, "y": Y - 1}, "label -1; allowed: 0..C-1"),
+        ({"x": X, "y": np.zeros(6, int)}, "a single class"),
+        ({"x": X, "y": Y, "client": Y[:3]}, "client has 3"),
+        ({"x": X, "y": Y, "client": Y / 2}, "client must be a vector of integers"),
+        ({"x": X, "y": Y, "x_test": X}, "come together"),
+        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "must agree"),
+        ({"x": X[:0], "y": Y[:0]}, "x is empty"),
+        ({"x": X.astype(str), "y": Y}, "allowed: numbers"),
+        ({"x": X, "y": Y, "labels": Y}, "'labels' is unknown"),
+    ],
+)
+def test_malformed_arrays_are_named(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message):
+        load_npz(save(tmp_path, **arrays))
+
+
+def test_pickles_are_never_loaded(tmp_path):
+    path = save(tmp_path, x=np.array([{"evil": 1}], dtype=object), y=np.array([1]))
+    with pytest.raises(DataError, match="without object arrays"):
+        load_npz(path)
+
+
+def test_files_that_are_no_npz_are_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        load_npz(tmp_path / "none.npz")
+    (tmp_path / "own.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_npz(tmp_path / "own.npz")

@@ -1,0 +1,61 @@
+"""Parts fit together when they know the same posterior family."""
+
+from __future__ import annotations
+
+import pytest
+
+from bflcore import (
+    Average,
+    Continual,
+    EmpiricalBayes,
+    Equal,
+    Examples,
+    Fixed,
+    Map,
+    Variational,
+)
+from bflcore.compatibility import check, fits
+from bflcore.errors import IncompatibleError
+from bflcore.registry import Distribution, Registry
+
+
+def registry(*parts):
+    found = Registry()
+    found.add(Distribution("some", "1", "some.plugin"), [(part.kind, part) for part in parts])
+    return found
+
+
+@pytest.mark.parametrize("part", [Average, Examples, Equal, Fixed, Continual])
+@pytest.mark.parametrize("inference", [Map, Variational])
+def test_parts_that_know_every_family_fit_every_inference(inference, part):
+    assert fits(inference, part)
+
+
+def test_empirical_bayes_fits_gaussians_alone():
+    assert fits(Variational, EmpiricalBayes)
+    assert not fits(Map, EmpiricalBayes)
+
+
+def test_a_part_without_families_fits_anything():
+    assert Examples.families == ()
+    assert fits(Map, Examples)
+
+
+def test_parts_that_fit_pass_in_silence():
+    check(registry(), Variational, Average, Examples, EmpiricalBayes)
+    check(registry(), Map)
+
+
+def test_a_part_that_does_not_fit_is_refused_naming_those_that_would():
+    known = registry(Continual, EmpiricalBayes, Fixed)
+    with pytest.raises(IncompatibleError) as refusal:
+        check(known, Map, Average, Examples, EmpiricalBayes)
+    assert str(refusal.value) == (
+        "hyper empirical-bayes needs posteriors of the family gaussian, but inference map gives "
+        "point; hypers that fit: continual, fixed (bfl matrix shows all combinations)"
+    )
+
+
+def test_the_refusal_says_when_nothing_would_fit():
+    with pytest.raises(IncompatibleError, match="hypers that fit: none"):
+        check(registry(EmpiricalBayes), Map, EmpiricalBayes)

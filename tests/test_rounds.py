@@ -1,0 +1,398 @@
+"""The round loop: what is let in, what is fused, and what the server keeps."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from builders import first_broadcast, gaussian, normal, problem, reply
+
+from bflcore import (
+    Aggregator,
+    Average,
+    Broadcast,
+    ClientError,
+    Continual,
+    EmpiricalBayes,
+    Equal,
+    Examples,
+    Fixed,
+    Gaussian,
+    Map,
+    Point,
+    Variational,
+    Weighting,
+    component,
+)
+from bflcore.engines.base import Session
+from bflcore.engines.local import Local
+from bflcore.errors import OptionError, RunError
+from bflcore.rounds import Recipe, begin, run_round, sample_cohort, screen
+
+SIZE = 6
+
+
+class Replies(Session):
+    """Clients whose replies are known beforehand."""
+
+    def __init__(self, *replies):
+        self.replies, self.remembered = replies, []
+
+    def fit(self, broadcast, clients):
+        yield from self.replies
+
+    def remember(self, result):
+        self.remembered.extend(result.clients)
+
+    def evaluate(self, broadcast, clients):
+        return iter(())
+
+
+@component
+class Together(Aggregator):
+    """Averages, but only when it has everybody."""
+
+    name = "together"
+    families = ("gaussian",)
+
+    def fuse(self, posteriors, weights, prior):
+        return Average().fuse(posteriors, weights, prior)
+
+
+@component
+class NotLocal(Weighting):
+    """Examples as a share of the round's total, which needs all clients."""
+
+    name = "not-local"
+    local = False
+
+    def weigh(self, posteriors, examples, broadcast):
+        return examples.double() / examples.sum()
+
+
+@component
+class Given(Weighting):
+    """The same weight for everybody."""
+
+    name = "given"
+    weight: float = 0.0
+
+    def weigh(self, posteriors, examples, broadcast):
+        return torch.full((len(examples),), self.weight, dtype=torch.float64)
+
+
+def recipe(aggregator=None, weighting=None, hyper=None, inference=None):
+    return Recipe(
+        inference or Variational(),
+        aggregator or Average(),
+        weighting or Examples(),
+        hyper or Fixed(),
+    )
+
+
+def sent(dtype=torch.float64):
+    """Return what the server sends in the tests."""
+    return Broadcast(2, gaussian(SIZE, seed=50, dtype=dtype), gaussian(SIZE, seed=60, dtype=dtype))
+
+
+def posteriors(clients, dtype=torch.float64):
+    return gaussian(clients, SIZE, dtype=dtype)
+
+
+def run(replies, broadcast=None, min_clients=1, clients=4, **parts):
+    session = Replies(*replies)
+    done = run_round(
+        recipe(**parts), session, broadcast or sent(), tuple(range(clients)), min_clients
+    )
+    return done, session
+
+
+def equal(left, right):
+    return all(torch.equal(tensor, right.pack()[name]) for name, tensor in left.pack().items())
+
+
+def close(left, right):
+    for name, tensor in left.pack().items():
+        torch.testing.assert_close(tensor, right.pack()[name])
+
+
+def spoilt(field, value):
+    """Return posteriors of three clients of which the middle one is spoilt."""
+    spoilt = posteriors(3).map(torch.clone)
+    getattr(spoilt, field)[1, 4] = value
+    return reply([0, 1, 2], spoilt)
+
+
+def alone(posterior, **fields):
+    return reply([1], posterior, **fields)
+
+
+GOOD = posteriors(3)
+
+BAD = {
+    "wrong family": (alone(Point(normal(1, SIZE))), "posterior is Point, not Gaussian"),
+    "wrong shape": (alone(gaussian(1, SIZE + 1)), r"mean is torch.float64 \[7\], not .* \[6\]"),
+    "wrong dtype": (alone(posteriors(1, torch.float32)), "mean is torch.float32"),
+    "no client axis": (alone(gaussian(SIZE)), r"mean is torch.float64 \[\], not"),
+    "nan mean": (alone(GOOD[[1]].map(lambda t: t * torch.nan)), "mean is not finite"),
+    "negative variance": (
+        alone(Gaussian(GOOD.mean[[1]], -GOOD.variance[[1]])),
+        "variance is negative",
+    ),
+    "nan loss": (alone(GOOD[[1]], loss=[float("nan")]), "loss is nan"),
+    "infinite loss": (alone(GOOD[[1]], loss=[float("inf")]), "loss is inf"),
+    "nan statistic": (
+        alone(GOOD[[1]], statistics={"noise": torch.tensor([torch.nan])}),
+        "statistic noise is not finite",
+    ),
+    "an exception": (ClientError(1, "fit", "ValueError: no"), "ValueError: no"),
+}
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD.values(), ids=BAD)
+def test_a_faulty_client_is_dropped_with_its_reason_and_the_others_count(bad, reason):
+    done, session = run([reply([0], GOOD[[0]]), bad, reply([2], GOOD[[2]])])
+    assert done.replied == (0, 2)
+    assert session.remembered == [0, 2]
+    (dropped,) = done.dropped
+    assert (dropped.client, dropped.stage) == (1, "fit")
+    assert dropped.reason == pytest.approx(dropped.reason)
+    assert pytest.importorskip("re").search(reason, dropped.reason)
+    expected = Average().fuse(GOOD[[0, 2]], torch.tensor([10.0, 30.0]), sent().prior)
+    assert equal(done.broadcast.start, expected)
+
+
+@pytest.mark.parametrize("field", ["mean", "variance"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_faulty_row_of_a_cohort_does_not_take_the_others_with_it(field, value):
+    done, session = run([spoilt(field, value)])
+    assert done.replied == (0, 2)
+    assert session.remembered == [0, 2]
+    assert [(e.client, e.reason) for e in done.dropped] == [(1, f"{field} is not finite")]
+
+
+def test_a_reply_with_fewer_rows_than_clients_drops_all_of_them():
+    short = reply([0, 1, 2], GOOD[[0, 1]])
+    found = list(screen(short, sent()))
+    assert [e.client for e in found] == [0, 1, 2]
+    assert {e.reason for e in found} == {"mean has 2 rows for 3 clients"}
+
+
+@pytest.mark.parametrize("field", ["examples", "loss"])
+def test_a_reply_that_lacks_a_number_for_some_client_is_dropped(field):
+    good = reply([0, 1], GOOD[[0, 1]])
+    lacking = attrs.evolve(good, **{field: getattr(good, field)[0]})
+    found = list(screen(lacking, sent()))
+    assert [(e.client, e.reason) for e in found] == [
+        (0, f"{field} has no rows for 2 clients"),
+        (1, f"{field} has no rows for 2 clients"),
+    ]
+
+
+def test_what_passes_the_screen_is_each_client_alone():
+    first, second = screen(reply([4, 7], GOOD[[0, 1]]), sent())
+    assert (first.clients, second.clients) == ((4,), (7,))
+    assert equal(second.posterior, GOOD[[1]])
+    assert (second.examples.tolist(), second.loss.tolist()) == ([80], [1.0])
+
+
+def test_a_zero_variance_passes_the_screen():
+    certain = Gaussian(GOOD.mean[[0]], torch.zeros(1, SIZE, dtype=torch.float64))
+    done, _ = run([reply([0], certain)])
+    assert done.replied == (0,)
+
+
+def test_too_few_usable_results_end_the_run_and_say_why():
+    replies = [reply([0], GOOD[[0]]), *(ClientError(k, "fit", "out of memory") for k in (1, 2, 3))]
+    with pytest.raises(RunError) as failure:
+        run(replies, min_clients=2)
+    message = str(failure.value)
+    assert message.startswith("round 3: 1 of 4 clients gave a usable result, 2 are needed")
+    assert "--min-clients" in message
+    assert "client 3 failed in fit: out of memory" in message
+    assert "\n" not in message
+
+
+def test_just_enough_usable_results_are_enough():
+    done, _ = run([reply([0, 1], GOOD[[0, 1]]), ClientError(2, "fit", "late")], min_clients=2)
+    assert done.replied == (0, 1)
+
+
+@pytest.mark.parametrize("on", ["variance", "std"])
+def test_folding_results_as_they_arrive_equals_fusing_all_of_them(on):
+    rule = Average(on=on)
+    done, _ = run([reply([k], GOOD[[k]]) for k in range(3)], aggregator=rule)
+    expected = rule.fuse(GOOD, torch.tensor([10.0, 20.0, 30.0]), sent().prior)
+    close(done.broadcast.start, expected)
+
+
+@pytest.mark.parametrize("parts", [{"aggregator": Together()}, {"weighting": NotLocal()}])
+def test_parts_that_wait_for_everybody_agree_with_those_that_stream(parts):
+    replies = [reply([k], GOOD[[k]]) for k in range(3)]
+    waited, _ = run(replies, hyper=EmpiricalBayes(), **parts)
+    streamed, _ = run(replies, hyper=EmpiricalBayes())
+    close(waited.broadcast.start, streamed.broadcast.start)
+    close(waited.broadcast.prior, streamed.broadcast.prior)
+    assert waited.bytes_up == streamed.bytes_up
+
+
+@pytest.mark.parametrize("parts", [{}, {"aggregator": Together()}])
+def test_how_clients_were_bundled_does_not_matter(parts):
+    one_by_one, _ = run([reply([k], GOOD[[k]]) for k in range(3)], hyper=EmpiricalBayes(), **parts)
+    bundled, _ = run([reply([0, 1], GOOD[:2]), reply([2], GOOD[2:])], hyper=EmpiricalBayes(), **parts)
+    assert equal(one_by_one.broadcast.start, bundled.broadcast.start)
+    assert equal(one_by_one.broadcast.prior, bundled.broadcast.prior)
+    assert attrs.asdict(one_by_one, filter=_is_a_count) == attrs.asdict(bundled, filter=_is_a_count)
+
+
+def _is_a_count(attribute, value):
+    return attribute.name in ("loss", "replied", "bytes_up", "bytes_down")
+
+
+@pytest.mark.parametrize("parts", [{}, {"aggregator": Together()}, {"hyper": EmpiricalBayes()}])
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_a_weighting_that_gives_no_weights_is_refused(weight, parts):
+    with pytest.raises(OptionError, match="weights: "):
+        run([reply([0], GOOD[[0]])], weighting=Given(weight=weight), **parts)
+
+
+def test_the_empirical_prior_is_that_of_all_clients():
+    done, _ = run([reply([k], GOOD[[k]]) for k in range(3)], hyper=EmpiricalBayes())
+    weights = [10.0, 20.0, 30.0]
+    mean = np.average(GOOD.mean, axis=0, weights=weights)
+    second = np.average(GOOD.variance + GOOD.mean.square(), axis=0, weights=weights)
+    np.testing.assert_allclose(done.broadcast.prior.mean, mean)
+    np.testing.assert_allclose(done.broadcast.prior.variance, second - mean**2)
+
+
+def test_the_loss_is_the_mean_over_clients_that_count():
+    replies = [reply([0, 1], GOOD[:2], loss=[1.0, 4.0]), reply([2], GOOD[2:], loss=[torch.nan])]
+    done, _ = run(replies)
+    assert done.loss == 2.5
+
+
+def test_bytes_up_count_every_accepted_tensor_that_travels():
+    statistics = {"noise": torch.zeros(3, 5, dtype=torch.float32)}
+    with_memory = attrs.evolve(
+        reply([0, 1, 2], GOOD, statistics=statistics), memory={"personal.mean": normal(3, 99)}
+    )
+    done, _ = run([with_memory, ClientError(3, "fit", "lost")])
+    assert done.bytes_up == 3 * (2 * SIZE * 8 + 5 * 4)
+
+
+def test_bytes_up_leave_out_dropped_clients():
+    done, _ = run([spoilt("mean", torch.nan)])
+    assert done.bytes_up == 2 * (2 * SIZE * 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_down_count_the_start_the_prior_and_the_state_for_every_client_asked(dtype):
+    width = torch.finfo(dtype).bits // 8
+    state = {"noise": torch.zeros(3, dtype=torch.float64)}
+    broadcast = attrs.evolve(sent(dtype), hyper=state)
+    done, _ = run([reply([0], posteriors(1, dtype))], broadcast, clients=4)
+    assert done.bytes_down == 4 * (4 * SIZE * width + 3 * 8)
+
+
+def test_a_prior_that_equals_the_start_is_not_sent_twice():
+    start = gaussian(SIZE)
+    twice = Broadcast(0, start, start.map(torch.clone))
+    mean_only = Broadcast(0, start, Gaussian(start.mean.clone(), 2 * start.variance))
+    assert run([reply([0], GOOD[[0]])], twice, clients=1)[0].bytes_down == 2 * SIZE * 8
+    assert run([reply([0], GOOD[[0]])], mean_only, clients=1)[0].bytes_down == 3 * SIZE * 8
+
+
+def stored(broadcast):
+    """Return the broadcast as it comes back from tensors alone."""
+
+    def copy(posterior):
+        packed = {name: tensor.clone() for name, tensor in posterior.pack("x.").items()}
+        return type(posterior).unpack(packed, "x.")
+
+    state = {name: tensor.clone() for name, tensor in broadcast.hyper.items()}
+    return Broadcast(broadcast.round, copy(broadcast.start), copy(broadcast.prior), state)
+
+
+@pytest.mark.parametrize("hyper", [Fixed(), Continual(), EmpiricalBayes()])
+def test_the_broadcast_is_all_that_the_server_keeps(hyper):
+    parts = {"hyper": hyper, "clients": 3}
+    first, _ = run([reply([0, 1, 2], GOOD)], **parts)
+    again = [reply([0, 1, 2], gaussian(3, SIZE, seed=70))]
+    straight, _ = run(again, first.broadcast, **parts)
+    resumed, _ = run(again, stored(first.broadcast), **parts)
+    assert straight.broadcast.round == resumed.broadcast.round == 4
+    assert equal(straight.broadcast.start, resumed.broadcast.start)
+    assert equal(straight.broadcast.prior, resumed.broadcast.prior)
+    assert (straight.bytes_up, straight.bytes_down) == (resumed.bytes_up, resumed.bytes_down)
+
+
+def test_a_round_leaves_the_broadcast_it_sent_as_it_was():
+    broadcast = sent()
+    before = stored(broadcast)
+    run([reply([0, 1, 2], GOOD)], broadcast, hyper=EmpiricalBayes())
+    assert broadcast.round == before.round
+    assert equal(broadcast.start, before.start)
+    assert equal(broadcast.prior, before.prior)
+
+
+@pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
+def test_the_first_broadcast_holds_only_what_travels(sharing):
+    inference, of = Variational(prior_sigma=2.0), problem(sharing=sharing)
+    first = begin(recipe(inference=inference), of)
+    mine, prior = (q.split(of.layout)[0] for q in (inference.initial(of), inference.prior(of)))
+    assert first.round == 0
+    assert equal(first.start, mine)
+    assert equal(first.prior, prior)
+    assert first.start.mean.shape == (of.layout.shared_total,)
+
+
+def test_two_rounds_are_federated_averaging_done_by_hand():
+    of, inference = problem(), Map(lr=0.1, local_epochs=2, batch_size=3)
+    parts = recipe(inference=inference)
+    broadcast, by_hand = begin(parts, of), first_broadcast(inference, of)
+    with Local(workers=1).open(of, inference, bins=10) as session:
+        for _ in range(2):
+            broadcast = run_round(parts, session, broadcast, of.clients).broadcast
+            fitted = [
+                inference.fit(of, by_hand, of.cohort([k], {}, by_hand.round)).posterior.mean[0]
+                for k in of.clients
+            ]
+            mean = np.average(torch.stack(fitted), axis=0, weights=[7, 5, 2])
+            by_hand = Broadcast(by_hand.round + 1, Point(torch.as_tensor(mean)), by_hand.prior)
+    assert broadcast.round == 2
+    torch.testing.assert_close(broadcast.start.mean, by_hand.start.mean)
+
+
+def test_a_cohort_is_drawn_without_replacement_in_order():
+    clients = (3, 5, 8, 13, 21, 34)
+    for round in range(20):
+        drawn = sample_cohort(clients, 4, seed=0, round=round)
+        assert len(set(drawn)) == 4
+        assert set(drawn) <= set(clients)
+        assert list(drawn) == sorted(drawn)
+
+
+def test_a_cohort_depends_on_the_seed_and_the_round_alone():
+    clients = tuple(range(50))
+    assert sample_cohort(clients, 10, 1, 2) == sample_cohort(clients, 10, 1, 2)
+    assert sample_cohort(clients, 10, 1, 2) != sample_cohort(clients, 10, 1, 3)
+    assert sample_cohort(clients, 10, 1, 2) != sample_cohort(clients, 10, 2, 2)
+
+
+@pytest.mark.parametrize("size", [3, 4, 1000])
+def test_a_cohort_of_all_clients_or_more_is_all_of_them(size):
+    assert sample_cohort((2, 4, 6), size, 0, 0) == (2, 4, 6)
+
+
+def test_every_client_is_drawn_equally_often():
+    rounds = 1000
+    drawn = [client for round in range(rounds) for client in sample_cohort(range(5), 2, 0, round)]
+    counts = np.bincount(drawn, minlength=5)
+    # Five standard deviations of a binomial of 1,000 trials at 2 in 5.
+    assert np.abs(counts - 0.4 * rounds).max() < 5 * np.sqrt(rounds * 0.4 * 0.6)
+
+
+def test_equal_weights_ignore_how_many_samples_clients_have():
+    done, _ = run([reply([0, 1, 2], GOOD)], weighting=Equal())
+    np.testing.assert_allclose(done.broadcast.start.mean, GOOD.mean.mean(0))
