@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from bflcore.aggregation import AdditiveAggregator, Aggregator, Statistics, Weighting
+from bflcore.aggregation import (
+    AdditiveAggregator,
+    Aggregator,
+    Statistics,
+    Weighting,
+    check_weights,
+)
 from bflcore.errors import ClientError, RunError
 from bflcore.hyper import HyperUpdate
 from bflcore.inference import Broadcast, LocalInference, LocalResult
 from bflcore.randomness import SERVER, numpy_stream
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bflcore.engines.base import Session
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
@@ -117,6 +125,7 @@ class Fusion:
         self._bytes_up = 0
         self._streams = isinstance(recipe.aggregator, AdditiveAggregator) and recipe.weighting.local
         self._waiting: list[LocalResult] = []
+        self._weights: list[Tensor] = []
         self._posterior: Statistics | None = None
         self._hyper: Statistics | None = None
 
@@ -162,6 +171,7 @@ class Fusion:
         rule = self.recipe.aggregator
         assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what streaming requires
         weights = self.recipe.weighting.weigh(result.posterior, result.examples, self.broadcast)
+        self._weights.append(weights)  # one number a client, to be checked when all are known
         encoded = rule.encode(result.posterior, weights, self.broadcast.prior)
         self._posterior = rule.merge(self._posterior, encoded) if self._posterior else encoded
         self._summarise(result, weights)
@@ -173,11 +183,12 @@ class Fusion:
         )
 
     def _fuse(self) -> Posterior:
-        rule, prior = self.recipe.aggregator, self.broadcast.prior
-        if isinstance(rule, AdditiveAggregator) and self._posterior is not None:
-            return rule.decode(self._posterior, prior)
         import torch
 
+        rule, prior = self.recipe.aggregator, self.broadcast.prior
+        if isinstance(rule, AdditiveAggregator) and self._posterior is not None:
+            check_weights(torch.cat(self._weights), len(self.replied))
+            return rule.decode(self._posterior, prior)
         posteriors = type(prior).concatenate([result.posterior for result in self._waiting])
         examples = torch.cat([result.examples for result in self._waiting])
         weights = self.recipe.weighting.weigh(posteriors, examples, self.broadcast)
@@ -193,10 +204,31 @@ def screen(
     if isinstance(reply, ClientError):
         yield reply
         return
+    missing = _missing_rows(reply)
     for row, client in enumerate(reply.clients):
+        if missing:
+            yield ClientError(client, "fit", missing)
+            continue
         result = reply.select([row])
         reason = _fault(result, broadcast)
         yield ClientError(client, "fit", reason) if reason else result
+
+
+def _missing_rows(reply: LocalResult) -> str:
+    """Say which tensor has not one row a client, or return ``""``."""
+    tensors = {
+        "examples": reply.examples,
+        "loss": reply.loss,
+        **reply.posterior.pack(),
+        **reply.statistics,
+        **reply.memory,
+    }
+    clients = len(reply.clients)
+    for name, tensor in tensors.items():
+        rows = len(tensor) if tensor.ndim else "no"
+        if rows != clients:
+            return f"{name} has {rows} rows for {clients} clients"
+    return ""
 
 
 def _fault(result: LocalResult, broadcast: Broadcast) -> str:
@@ -221,11 +253,14 @@ def _fault(result: LocalResult, broadcast: Broadcast) -> str:
 
 
 def _bytes_down(broadcast: Broadcast) -> int:
-    """Bytes sent to one client: the start, the prior where it differs, and the hyperparameters."""
+    """Bytes sent to one client: the start, the prior where it differs, and the hyperparameters.
+
+    Values are compared, not objects: a broadcast read from a checkpoint shares no memory.
+    """
     start, prior = broadcast.start.pack(), broadcast.prior.pack()
     tensors: Iterable[object] = (
         *start.values(),
-        *(tensor for name, tensor in prior.items() if tensor is not start[name]),
+        *(tensor for name, tensor in prior.items() if not tensor.equal(start[name])),
         *broadcast.hyper.values(),
     )
     return sum(tensor.nbytes for tensor in tensors)  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 import numpy as np
 import pytest
@@ -134,7 +136,7 @@ BAD = {
     "wrong family": (alone(Point(normal(1, SIZE))), "posterior is Point, not Gaussian"),
     "wrong shape": (alone(gaussian(1, SIZE + 1)), r"mean is torch.float64 \[7\], not .* \[6\]"),
     "wrong dtype": (alone(posteriors(1, torch.float32)), "mean is torch.float32"),
-    "no client axis": (alone(gaussian(SIZE)), r"mean is torch.float64 \[\], not"),
+    "no client axis": (alone(gaussian(SIZE)), r"mean has 6 rows for 1 clients"),
     "nan mean": (alone(GOOD[[1]].map(lambda t: t * torch.nan)), "mean is not finite"),
     "negative variance": (
         alone(Gaussian(GOOD.mean[[1]], -GOOD.variance[[1]])),
@@ -157,8 +159,7 @@ def test_a_faulty_client_is_dropped_with_its_reason_and_the_others_count(bad, re
     assert session.remembered == [0, 2]
     (dropped,) = done.dropped
     assert (dropped.client, dropped.stage) == (1, "fit")
-    assert dropped.reason == pytest.approx(dropped.reason)
-    assert pytest.importorskip("re").search(reason, dropped.reason)
+    assert re.search(reason, dropped.reason)
     expected = Average().fuse(GOOD[[0, 2]], torch.tensor([10.0, 30.0]), sent().prior)
     assert equal(done.broadcast.start, expected)
 

@@ -1,0 +1,158 @@
+import os
+
+import attrs
+import pytest
+import torch
+from builders import problem
+
+from bflcore import (
+    Average,
+    ClientError,
+    Continual,
+    Equal,
+    Fixed,
+    LocalInference,
+    Map,
+    RunError,
+    Variational,
+)
+from bflcore.engines.local import Local
+from bflcore.rounds import Recipe, begin, run_round
+
+INFERENCES = [
+    Map(local_epochs=2, batch_size=3),
+    Variational(local_epochs=2, batch_size=3, estimator="reparameterisation"),
+    Variational(local_epochs=2, batch_size=3, estimator="local-reparameterisation"),
+    Variational(local_epochs=2, batch_size=3, estimator="flipout"),
+]
+
+
+def rounds(inference, engine, of=None, number=3, hyper=None):
+    """Run a few rounds; return the last posterior, the losses and every client's figures."""
+    of = of or problem(sharing="body")
+    recipe = Recipe(inference, Average(), Equal(), hyper or Continual())
+    broadcast, losses = begin(recipe, of), []
+    with engine.open(of, inference, 10) as session:
+        for _ in range(number):
+            done = run_round(recipe, session, broadcast, of.clients)
+            broadcast = done.broadcast
+            losses.append(done.loss)
+        found = list(session.evaluate(broadcast, of.clients))
+    return broadcast, losses, [{k: v.tolist() for k, v in e.personal.items()} for e in found]
+
+
+@pytest.mark.parametrize("inference", INFERENCES, ids=lambda i: getattr(i, "estimator", i.name))
+def test_clients_trained_together_equal_clients_trained_alone(inference):
+    alone, alone_losses, _ = rounds(inference, Local(workers=1, chunk=1))
+    together, losses, _ = rounds(inference, Local(workers=1, chunk=10))
+    for name, tensor in alone.start.pack().items():
+        torch.testing.assert_close(together.start.pack()[name], tensor, rtol=1e-9, atol=1e-9)
+    assert losses == pytest.approx(alone_losses, rel=1e-9)
+
+
+def test_two_worker_processes_compute_what_one_does_to_the_bit():
+    inference = INFERENCES[2]
+    one, losses, figures = rounds(inference, Local(workers=1))
+    two, other_losses, other_figures = rounds(inference, Local(workers=2))
+    assert other_losses == losses
+    assert other_figures == figures
+    for name, tensor in one.start.pack().items():
+        assert torch.equal(two.start.pack()[name], tensor)
+
+
+@attrs.frozen(kw_only=True)
+class Faulty(LocalInference):
+    """Train as `map` does, except for one client."""
+
+    name = "faulty"
+    family = "point"
+    how: str = "raise"
+    inner: Map = Map(local_epochs=1)
+
+    def initial(self, problem):
+        return self.inner.initial(problem)
+
+    def fit(self, problem, broadcast, cohort):
+        if 1 in cohort.clients:
+            if self.how == "raise":
+                raise ValueError("no power today\nand more")
+            if self.how == "exit":
+                os._exit(7)
+            cohort = attrs.evolve(
+                cohort, x=cohort.x.masked_fill(torch.tensor(True), float("nan"))
+            ) if len(cohort.clients) == 1 else cohort
+        return self.inner.fit(problem, broadcast, cohort)
+
+    def predict(self, problem, posterior, memory, x, streams):
+        return self.inner.predict(problem, posterior, memory, x, streams)
+
+
+def one_round(engine, how, clients=(0, 1, 2), min_clients=1):
+    of, inference = problem(), Faulty(how=how)
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with engine.open(of, inference, 10) as session:
+        return run_round(recipe, session, begin(recipe, of), clients, min_clients)
+
+
+@pytest.mark.parametrize(
+    ("engine", "how", "reason"),
+    [
+        (Local(workers=1), "raise", "ValueError: no power today"),
+        (Local(workers=1, chunk=3), "raise", "ValueError: no power today"),
+        (Local(workers=1), "nan", "loss is nan"),
+        (Local(workers=2), "exit", r"its worker process died \(exit code 7\)"),
+    ],
+)
+def test_a_client_that_fails_is_dropped_with_its_reason_and_the_round_goes_on(engine, how, reason):
+    done = one_round(engine, how)
+    assert done.replied == (0, 2)
+    (failure,) = done.dropped
+    assert (failure.client, failure.stage) == (1, "fit")
+    with pytest.raises(ClientError, match=reason):
+        raise failure
+    clean = one_round(engine, "raise", clients=(0, 2))
+    assert torch.equal(done.broadcast.start.mean, clean.broadcast.start.mean)
+
+
+def test_a_round_with_too_few_results_stops_and_says_why():
+    with pytest.raises(RunError, match="round 1: 2 of 3 clients.*3 are needed.*no power today"):
+        one_round(Local(workers=1), "raise", min_clients=3)
+
+
+def test_evaluation_blames_its_client():
+    @attrs.frozen(kw_only=True)
+    class Blind(Faulty):
+        """Cannot predict."""
+
+        def predict(self, problem, posterior, memory, x, streams):
+            raise RuntimeError("dark")
+
+    of, inference = problem(), Blind()
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        found = list(session.evaluate(begin(recipe, of), (0, 2)))
+    assert [str(error) for error in found] == [
+        "client 0 failed in evaluate: RuntimeError: dark",
+        "client 2 failed in evaluate: RuntimeError: dark",
+    ]
+
+
+def test_the_shared_model_is_evaluated_only_where_it_is_complete():
+    for sharing, complete in (("all", True), ("body", False), ("none", False)):
+        of, inference = problem(sharing=sharing), Map(local_epochs=1)
+        recipe = Recipe(inference, Average(), Equal(), Fixed())
+        with Local(workers=1).open(of, inference, 10) as session:
+            found = list(session.evaluate(begin(recipe, of), of.clients))
+        assert [e.shared is not None for e in found] == [complete] * 3
+
+
+def test_a_novel_client_adapts_its_head_before_it_predicts():
+    of, inference = problem(sharing="body", novel=(2,)), Map(local_epochs=60, lr=0.05)
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        broadcast = begin(recipe, of)
+        (adapted,) = session.evaluate(broadcast, (2,))
+        strangers = attrs.evolve(of, novel=())
+    with Local(workers=1).open(strangers, inference, 10) as session:
+        (untouched,) = session.evaluate(broadcast, (2,))
+    assert float(adapted.personal["nll"]) < float(untouched.personal["nll"])

@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import log_loss, roc_auc_score, top_k_accuracy_score
+
+from bflcore import metrics
+
+DOUBLE = torch.float64
+
+
+def predictions(samples=200, classes=10, draws=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(draws, samples, classes, generator=generator, dtype=DOUBLE)
+    labels = torch.randint(classes, (samples,), generator=generator)
+    return logits.softmax(-1), labels
+
+
+def test_figures_equal_scikit_learns():
+    p, y = predictions()
+    found = metrics.figures(metrics.classification_sums(p, y))
+    mean = p.mean(0).numpy()
+    assert found["accuracy"] == pytest.approx((mean.argmax(1) == y.numpy()).mean())
+    assert found["nll"] == pytest.approx(log_loss(y, mean, labels=range(10)))
+    assert found["top5"] == pytest.approx(top_k_accuracy_score(y, mean, k=5, labels=range(10)))
+    one_hot = np.eye(10)[y.numpy()]
+    assert found["brier"] == pytest.approx(np.square(mean - one_hot).sum(1).mean())
+    entropy = stats.entropy(mean, axis=1) / math.log(10)
+    assert found["entropy"] == pytest.approx(entropy.mean())
+
+
+@pytest.mark.parametrize("bins", [10, 15])
+def test_calibration_errors_equal_a_loop_over_bins(bins):
+    p, y = predictions()
+    found = metrics.figures(metrics.classification_sums(p, y, bins))
+    confidence, top = p.mean(0).max(1)
+    gaps, weights = [], []
+    for b in range(bins):
+        inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
+        if inside.any():
+            hits = (top == y)[inside].double().mean()
+            gaps.append(abs(float(hits - confidence[inside].mean())))
+            weights.append(float(inside.double().mean()))
+    assert found["ece"] == pytest.approx(np.dot(gaps, weights))
+    assert found["mce"] == pytest.approx(max(gaps))
+
+
+def test_bins_are_closed_above():
+    p = torch.tensor([[[0.5, 0.5], [0.9, 0.1], [1.0, 0.0]]], dtype=DOUBLE)
+    sums = metrics.classification_sums(p, torch.tensor([0, 0, 0]), bins=10)
+    assert sums["bin_count"].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 1, 1]
+
+
+def test_kwons_parts_add_up_to_the_covariance_of_the_predictive():
+    p, y = predictions(50, 3, 6)
+    sums = metrics.classification_sums(p, y)
+    aleatoric = torch.stack([torch.diag_embed(d) - d[:, :, None] * d[:, None] for d in p]).mean(0)
+    shift = p - p.mean(0)
+    epistemic = (shift[:, :, :, None] * shift[:, :, None]).mean(0)
+    trace = [float(m.diagonal(dim1=1, dim2=2).sum()) for m in (aleatoric, epistemic)]
+    assert float(sums["aleatoric"]) == pytest.approx(trace[0])
+    assert float(sums["epistemic"]) == pytest.approx(trace[1])
+    whole = torch.diag_embed(p.mean(0)) - p.mean(0)[:, :, None] * p.mean(0)[:, None]
+    assert sum(trace) == pytest.approx(float(whole.diagonal(dim1=1, dim2=2).sum()))
+
+
+def test_a_single_draw_has_no_epistemic_part():
+    p, y = predictions(draws=1)
+    found = metrics.figures(metrics.classification_sums(p, y))
+    assert found["epistemic"] == pytest.approx(0, abs=1e-12)
+    assert found["mutual_information"] == pytest.approx(0, abs=1e-12)
+
+
+@given(st.integers(1, 199), st.integers(0, 50))
+def test_sums_over_parts_are_sums_over_the_whole(cut, seed):
+    p, y = predictions(seed=seed)
+    whole = metrics.classification_sums(p, y)
+    parts = metrics.add(
+        metrics.classification_sums(p[:, :cut], y[:cut]),
+        metrics.classification_sums(p[:, cut:], y[cut:]),
+    )
+    assert metrics.figures(parts) == pytest.approx(metrics.figures(whole))
+
+
+def test_summaries_tell_the_mean_over_clients_from_the_pooled_figure():
+    right = torch.tensor([[[1.0, 0.0]]])
+    many, one = right.expand(1, 3, 2), right
+    summary = metrics.summarise(
+        [
+            metrics.classification_sums(many, torch.tensor([0, 0, 0])),
+            metrics.classification_sums(one, torch.tensor([1])),
+        ]
+    )
+    assert summary["accuracy"] == {"mean": 0.5, "std": 0.5, "pooled": 0.75}
+
+
+def test_certain_mistakes_have_a_finite_nll():
+    p = torch.tensor([[[1.0, 0.0]]])
+    found = metrics.figures(metrics.classification_sums(p, torch.tensor([1])))
+    assert found["nll"] == pytest.approx(-math.log(1e-12))
+
+
+def test_the_retention_curve_ends_at_the_accuracy_and_rises_when_uncertainty_is_informative():
+    y = torch.zeros(100, dtype=torch.int64)
+    sure = torch.tensor([0.99, 0.01], dtype=DOUBLE).expand(1, 60, 2)
+    unsure = torch.tensor([0.45, 0.55], dtype=DOUBLE).expand(1, 40, 2)
+    kept = metrics.retention(metrics.classification_sums(torch.cat([sure, unsure], 1), y))
+    assert kept == {"retained": [0.6, 1.0], "accuracy": [1.0, 0.6]}
+
+
+def test_the_reliability_curve_of_empty_bins_is_zero():
+    p, y = predictions(1)
+    bins = metrics.curve(metrics.classification_sums(p, y))
+    assert sum(bins["count"]) == 1
+    assert sum(v > 0 for v in bins["confidence"]) == 1
+
+
+def test_regression_figures_equal_scipys():
+    rng = np.random.default_rng(0)
+    mean, variance = rng.normal(size=(500, 2)), rng.uniform(0.5, 2, (500, 2))
+    y = mean + np.sqrt(variance) * rng.normal(size=(500, 2))
+    sums = [
+        metrics.regression_sums(*(torch.tensor(a[part]) for a in (mean, variance, y)))
+        for part in (slice(0, 123), slice(123, None))
+    ]
+    found = metrics.figures(metrics.add(*sums))
+    density = stats.norm(mean, np.sqrt(variance)).logpdf(y)
+    assert found["nll"] == pytest.approx(-density.mean())
+    assert found["rmse"] == pytest.approx(np.sqrt(np.square(y - mean).mean()))
+    total = np.square(y - y.mean(0)).sum()
+    assert found["nmse"] == pytest.approx(np.square(y - mean).sum() / total)
+    assert found["coverage90"] == pytest.approx(0.9, abs=0.03)
+    assert found["coverage50"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_out_of_distribution_auroc_equals_scikit_learns_with_ties():
+    rng = np.random.default_rng(1)
+    inside, outside = rng.integers(0, 9, 80) / 9, rng.integers(3, 12, 50) / 9
+    truth = np.r_[np.zeros(80), np.ones(50)]
+    expected = roc_auc_score(truth, np.r_[inside, outside])
+    assert metrics.ood_auroc(inside, outside) == pytest.approx(expected)
