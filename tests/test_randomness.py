@@ -78,9 +78,13 @@ def test_seeding_globally_is_undone_at_the_end():
 
 
 def test_seeding_globally_is_undone_after_an_error():
-    with untouched(), pytest.raises(ValueError, match="inside"), seeded_globally(0, "network"):
-        torch.randn(100)
-        raise ValueError("inside")
+    def fail():
+        with seeded_globally(0, "network"):
+            torch.randn(100)
+            raise ValueError("inside")
+
+    with untouched(), pytest.raises(ValueError, match="inside"):
+        fail()
 
 
 def test_draws_inside_the_block_follow_the_seed_and_the_purpose_alone():

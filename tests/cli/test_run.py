@@ -1,0 +1,260 @@
+"""The command line as a user meets it: real runs on small data, and every mistake in one line."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+
+from bflcore.cli import main
+from bflcore.data.partition import Partition
+
+QUICK = (
+    "--data", "synthetic", "--partition", "natural", "--clients", "3", "--rounds", "2",
+    "--eval-every", "1", "--local-epochs", "1", "--workers", "1", "-o", "dataset.owners=4",
+    "-o", "dataset.samples=30",
+)
+
+
+@pytest.fixture
+def bfl(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder; return exit status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvi", "bpfed"])
+def test_a_run_leaves_everything_the_design_promises(bfl, tmp_path, method):
+    status, out, err = bfl("run", method, *QUICK)
+    assert status == 0, err
+    folder = tmp_path / "runs" / f"{method}-synthetic-0"
+    assert str(folder.relative_to(tmp_path)) in out
+    assert {path.name for path in folder.iterdir()} == {
+        "experiment.toml", "environment.json", "partition.npz", "metrics.jsonl", "summary.json",
+        "evaluation.json", "checkpoint", "report.html",
+    }
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["method"] == method
+    assert set(summary["final"]["personal.accuracy"]) == {"mean", "std", "pooled"}
+    assert ("global.accuracy" in summary["final"]) == (method != "bpfed")
+    assert set(summary["seconds"]) == {"total", "clients", "server", "evaluation"}
+    assert summary["bytes"]["up"] > 0
+    assert "chosen on test data" in summary["best"]["chosen"]
+    assert len(Partition.load(folder / "partition.npz").train) == 3
+    assert "round 2/2" in err
+
+
+def test_the_stored_experiment_repeats_the_run(bfl, tmp_path):
+    assert bfl("run", "bpfed", *QUICK, "--out", "first", "-o", "inference.kl_weight=0.3")[0] == 0
+    assert bfl("run", "first/experiment.toml", "--out", "again")[0] == 0
+    assert records(tmp_path / "again") == records(tmp_path / "first")
+
+
+def test_flags_override_the_file_and_the_file_the_method(bfl, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'method = "bpfed"\nrounds = 1\nseed = 5\n[data]\ndata = "synthetic"\nclients = 2\n'
+        'partition = "natural"\n[inference]\nkl_weight = 0.5\nlocal_epochs = 1\n[engine]\nworkers = 1\n'
+    )
+    status, _, err = bfl("run", "mine.toml", "--seed", "6", "--out", "run", "--lr", "0.01")
+    assert status == 0, err
+    stored = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
+    assert (stored["rounds"], stored["seed"]) == (1, 6)
+    inference = stored["inference"]
+    assert (inference["kl_weight"], inference["lr"]) == (0.5, 0.01)
+    assert inference["personal_prior"] == "previous"  # the method's own default survives
+    assert stored["share"] == "body"
+
+
+def test_swapping_a_part_drops_the_methods_defaults_for_it(bfl, tmp_path):
+    status, _, err = bfl("run", "bpfed", *QUICK, "--inference", "variational", "--out", "run")
+    assert status == 0, err
+    stored = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
+    assert stored["inference"]["personal_prior"] == "initial"
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        ("bpfed", "--hyper", "fixed"),
+        ("bpfed", "--hyper", "empirical-bayes"),
+        ("bpfed", "-o", "inference.reinforce_steps=1"),
+        ("bpfed", "-o", "inference.estimator=flipout"),
+        ("fedvi", "--share", "body", "--weighting", "equal"),
+        ("fedvi", "--share", "none"),
+        ("fedavg", "--hyper", "continual", "-o", "inference.anchor=0.1"),
+        ("fedavg", "--share", "head", "--aggregator", "nwa"),
+        ("fedavg", "--cohort", "2", "--novel-clients", "1", "--share", "body", "--log", "csv"),
+    ],
+)
+def test_parts_swap(bfl, tmp_path, swap):
+    status, out, err = bfl("run", *QUICK, *swap, "--out", "run", "--json", "--rounds", "1")
+    if "--cohort" in swap:
+        assert (tmp_path / "run" / "metrics.csv").read_text().startswith("round,train.loss,")
+    assert status == 0, err
+    assert json.loads(out)["rounds"] == 1
+
+
+def test_parts_of_different_families_are_refused_with_what_fits(bfl, tmp_path):
+    status, _, err = bfl("run", "fedavg", *QUICK, "--hyper", "empirical-bayes")
+    assert status == 2
+    assert "needs posteriors of the family gaussian, but inference map gives point" in err
+    assert "hypers that fit: continual, fixed" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_regression_runs_on_real_data_and_reports_errors_in_target_units(bfl, tmp_path):
+    status, _, err = bfl(
+        "run", "fedvi", "--data", "boston", "--clients", "2", "--rounds", "2", "--workers", "1",
+        "--out", "run", "--local-epochs", "2",
+    )
+    assert status == 0, err
+    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
+    assert {"personal.rmse", "personal.nmse", "personal.nll", "personal.coverage90"} <= set(final)
+    assert "report.html" in {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_a_users_own_file_runs(bfl, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    np.savez(tmp_path / "own.npz", x=x, y=(x[:, 0] > 0).astype(int), client=np.arange(60) % 3)
+    status, _, err = bfl(
+        "run", "bpfed", "--data", "own.npz", "--partition", "natural", "--clients", "3",
+        "--rounds", "1", "--workers", "1", "--out", "run",
+    )
+    assert status == 0, err
+
+
+def test_a_users_own_model_runs(bfl, tmp_path):
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n"
+        "def make(input_shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], outputs))\n"
+    )
+    status, _, err = bfl("run", "fedavg", *QUICK, "--model", "mynets:make", "--out", "run")
+    assert status == 0, err
+
+
+MISTAKES = {
+    "method": (("run", "bpfd"), "unknown method 'bpfd' (did you mean bpfed?)"),
+    "part": (("run", "fedavg", "--aggregator", "averge"), "(did you mean average?)"),
+    "option": (
+        ("run", "fedavg", "-o", "inference.local_epoch=3"),
+        "'inference.local_epoch' (did you mean inference.local_epochs?)",
+    ),
+    "option-form": (("run", "fedavg", "-o", "lr=3"), "PART.OPTION=VALUE"),
+    "option-part": (("run", "fedavg", "-o", "infrence.lr=3"), "(did you mean inference?)"),
+    "command": (("rn",), "unknown command 'rn' (did you mean run?)"),
+    "flag": (("run", "fedavg", "--cleints", "3"), "--clients"),
+    "clients": (("run", "fedavg", "--clients", "0"), "--clients: 0 is not allowed"),
+    "clients-text": (("run", "fedavg", "--clients", "ten"), "--clients: 'ten' is not allowed"),
+    "lr": (("run", "fedavg", "--lr", "-1"), "inference.lr: -1.0 is not allowed"),
+    "nan": (("run", "fedavg", "--lr", "nan"), "inference.lr: nan is not allowed"),
+    "too-many": (
+        ("run", "fedavg", "--data", "digits", "--clients", "2000"),
+        "--clients: 2000 are more than the 1797 samples",
+    ),
+    "novel": (("run", "fedavg", "--clients", "3", "--novel-clients", "3"), "leave none to train"),
+    "cohort": (("run", "fedavg", "--clients", "3", "--cohort", "4"), "at most 3"),
+    "empty-client": (
+        ("run", "fedavg", "--data", "digits", "--partition", "labels:1", "--clients", "1797"),
+        "without samples",
+    ),
+    "partition": (("run", "fedavg", "--partition", "label:5"), "(did you mean labels?)"),
+    "partition-value": (("run", "fedavg", "--partition", "labels:x"), "'x' is not allowed"),
+    "too-many-classes": (
+        ("run", "fedavg", "--data", "digits", "--partition", "labels:11"), "at most 10"
+    ),
+    "data": (("run", "fedavg", "--data", "minst"), "(did you mean mnist?)"),
+    "data-dir": (
+        ("run", "fedavg", "--data", "mnist", "--data-dir", "nowhere"),
+        "--data-dir: nowhere is no folder",
+    ),
+    "no-data": (("run", "fedavg", "--data", "mnist", "--data-dir", "."), "--download"),
+    "npz": (("run", "fedavg", "--data", "none.npz"), "none.npz does not exist"),
+    "npz-nan": (("run", "fedavg", "--data", "nan.npz"), "x has NaN"),
+    "npz-lengths": (("run", "fedavg", "--data", "short.npz"), "x has 4 samples, y has 3"),
+    "likelihood": (
+        ("run", "fedavg", "--data", "digits", "--likelihood", "gaussian"), "allowed: categorical"
+    ),
+    "device": (("run", "fedavg", "--data", "digits", "--device", "cuda:77"), "'cuda:77' is not available"),
+    "share": (("run", "fedavg", "--share", "bodi"), "--share: 'bodi' is not allowed"),
+    "model-shape": (
+        ("run", "fedavg", "--data", "synthetic", "--model", "lenet"), "choose --model mlp"
+    ),
+    "logger": (("run", "fedavg", "--log", "cvs"), "(did you mean csv?)"),
+    "file": (("run", "none.toml"), "cannot read none.toml"),
+    "file-key": (("run", "key.toml"), "(did you mean rounds?)"),
+    "file-data-key": (("run", "datakey.toml"), "(did you mean --clients?)"),
+    "file-method": (("run", "nomethod.toml"), "the key method is missing"),
+    "exists": (("run", "fedavg", "--data", "digits", "--out", "taken"), "--out: taken exists"),
+    "unwritable": (
+        ("run", "fedavg", "--data", "digits", "--out", "key.toml/run"), "cannot be created"
+    ),
+    "compare": (("compare", "taken"), "experiment.toml is missing"),
+    "report": (("report", "nothing"), "nothing is no run directory"),
+    "list": (("list", "metods"), "unknown kind 'metods' (did you mean method?)"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(bfl, tmp_path, mistake):
+    np.savez(tmp_path / "nan.npz", x=np.full((4, 2), np.nan), y=np.array([0, 1, 0, 1]))
+    np.savez(tmp_path / "short.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0]))
+    (tmp_path / "key.toml").write_text('method = "fedavg"\nround = 3\n')
+    (tmp_path / "datakey.toml").write_text('method = "fedavg"\n[data]\nclient = 3\n')
+    (tmp_path / "nomethod.toml").write_text("rounds = 3\n")
+    (tmp_path / "taken").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    arguments, message = MISTAKES[mistake]
+    status, out, err = bfl(*arguments)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_reports_and_comparisons_of_several_runs(bfl, tmp_path):
+    for method in ("fedavg", "bpfed"):
+        assert bfl("run", method, *QUICK, "--out", method, "--quiet") == (0, "", "")
+    status, out, _ = bfl("compare", "fedavg", "bpfed")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["run", "fedavg", "bpfed"]
+    status, out, _ = bfl("compare", "fedavg", "--json")
+    final = json.loads((tmp_path / "fedavg" / "summary.json").read_text())["final"]
+    assert json.loads(out)[0]["accuracy"] == final["personal.accuracy"]["mean"]
+    assert bfl("report", "fedavg", "bpfed", "--out", "both.html")[0] == 0
+    page = (tmp_path / "both.html").read_text()
+    assert page.count("<svg") == 3
+    assert "fedavg, personal" in page
+    for outside in ('src="http', "href=\"http", "@import", "<script"):
+        assert outside not in page
+
+
+def test_listings_answer(bfl):
+    status, out, _ = bfl("list", "method", "--json")
+    assert status == 0
+    assert {"bpfed", "fedavg", "fedvi"} <= {one["name"] for one in json.loads(out)["method"]}
+    status, out, _ = bfl("show", "inference", "variational")
+    assert "inference.kl_weight = 1.0  (float) [at least 0]" in out
+    assert "Blundell" in out
+    status, out, _ = bfl("matrix", "--json")
+    rows = json.loads(out)
+    refused = {(r["inference"], r["hyper"]) for r in rows if not r["fits"]}
+    assert ("map", "empirical-bayes") in refused
+    assert ("variational", "empirical-bayes") not in refused
+    for command in ("list-plugins", "matrix", "list"):
+        assert bfl(command)[0] == 0

@@ -1,0 +1,253 @@
+"""Minibatch training: batches, the optimiser, and the halves of a result."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from builders import cohort, convolutional, dense, gaussian, normal, problem
+
+from bflcore import Map, Point, training
+from bflcore.likelihoods import Categorical, GaussianNoise
+
+SIZES = (8, 7, 5, 2)
+
+
+def numbered(sizes=SIZES):
+    """Return a cohort whose sample i of client k is the number 100 k + i, and its problem."""
+    of = problem(sizes=sizes, shape=(1,))
+    members = cohort(of, Map())
+    x = torch.full_like(members.x, -1.0)
+    for row, client in enumerate(members.clients):
+        size = members.sizes[row]
+        x[row, :size, 0] = 100 * client + torch.arange(size, dtype=x.dtype)
+    return of, attrs.evolve(members, x=x, y=x[:, :, 0].long())
+
+
+def seen(members, inference):
+    """Return, for each step, the samples of each client that took part in it."""
+    return [
+        [batch.x[row, :size, 0].int().tolist() for row, size in enumerate(batch.sizes)]
+        for batch in training.batches(inference, members)
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 8, 50])
+def test_every_epoch_shows_every_sample_exactly_once(batch_size):
+    _, members = numbered()
+    inference = Map(local_epochs=3, batch_size=batch_size)
+    steps = seen(members, inference)
+    for row, (client, size) in enumerate(zip(members.clients, members.sizes, strict=True)):
+        own = [sample for step in steps if row < len(step) for sample in step[row]]
+        for epoch in range(3):
+            shown = own[epoch * size : (epoch + 1) * size]
+            assert sorted(shown) == [100 * client + i for i in range(size)]
+
+
+def test_the_last_partial_batch_is_kept():
+    _, members = numbered((8,))
+    assert [len(step[0]) for step in seen(members, Map(local_epochs=2, batch_size=3))] == [
+        *(3, 3, 2),
+        *(3, 3, 2),
+    ]
+
+
+def test_a_client_smaller_than_a_batch_trains_on_all_its_samples():
+    _, members = numbered((2,))
+    (only,) = seen(members, Map(local_epochs=1, batch_size=50))
+    assert sorted(only[0]) == [0, 1]
+
+
+def test_targets_stay_with_their_samples():
+    _, members = numbered()
+    for batch in training.batches(Map(local_epochs=2, batch_size=3), members):
+        for row, size in enumerate(batch.sizes):
+            assert torch.equal(batch.x[row, :size, 0].long(), batch.y[row, :size])
+
+
+@pytest.mark.parametrize("batch_size", [3, 50])
+def test_padded_rows_weigh_nothing_and_real_ones_weigh_the_same(batch_size):
+    _, members = numbered()
+    for batch in training.batches(Map(local_epochs=1, batch_size=batch_size), members):
+        if batch.weight is None:
+            assert len(set(batch.sizes)) == 1
+            continue
+        for row, size in enumerate(batch.sizes):
+            assert batch.weight[row, :size].tolist() == [1 / size] * size
+            assert not batch.weight[row, size:].any()
+
+
+def test_clients_leave_when_they_have_taken_their_steps():
+    _, members = numbered()
+    inference = Map(local_epochs=2, batch_size=3)
+    taken = training.steps(inference, members)
+    assert taken == (6, 6, 4, 2)
+    active = [len(step) for step in seen(members, inference)]
+    assert active == [sum(n > step for n in taken) for step in range(6)]
+
+
+def test_the_batches_of_a_client_do_not_depend_on_its_company():
+    of, members = numbered()
+    inference = Map(local_epochs=2, batch_size=3)
+    together = seen(members, inference)
+    for row, client in enumerate(members.clients):
+        single = attrs.evolve(
+            members,
+            clients=(client,),
+            x=members.x[[row]],
+            y=members.y[[row]],
+            sizes=members.sizes[row : row + 1],
+        )
+        alone = [step[0] for step in seen(single, inference)]
+        assert alone == [step[row] for step in together if row < len(step)]
+
+
+def test_epochs_rounds_and_clients_are_shuffled_differently():
+    _, members = numbered((8, 8))
+    inference = Map(local_epochs=2, batch_size=8)
+    first, second = seen(members, inference)
+    (later, _) = seen(attrs.evolve(members, round=1), inference)
+    orders = [first[0], second[0], later[0], [sample - 100 for sample in first[1]]]
+    assert len({tuple(order) for order in orders}) == 4
+    assert seen(members, inference) == [first, second]
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), GaussianNoise()])
+def test_the_loss_of_a_client_is_the_mean_over_its_own_samples(likelihood):
+    of = problem(likelihood=likelihood)
+    members = cohort(of, Map())
+    for batch in training.batches(Map(local_epochs=1, batch_size=3), members):
+        outputs = normal(*batch.y.shape[:2], 2)
+        losses = training.loss_per_client(of, outputs, batch)
+        for row, size in enumerate(batch.sizes):
+            alone = likelihood.nll(outputs[row, :size], batch.y[row, :size]).mean()
+            torch.testing.assert_close(losses[row], alone)
+
+
+@pytest.mark.parametrize("network", [dense(), convolutional()], ids=["dense", "convolutional"])
+@pytest.mark.parametrize("clients", [[0], [0, 1]])
+def test_gradients_equal_those_of_a_network_in_a_plain_loop(network, clients):
+    shape = (3,) if len(network) == 3 else (2, 4, 4)
+    of = problem(network, shape=shape)
+    members = cohort(of, Map(), clients)
+    (batch,) = training.batches(Map(local_epochs=1, batch_size=50), members)
+    weights = of.initial + 0.1 * normal(len(clients), of.layout.total)
+    losses, gradients = training.Gradient(of)(weights, batch)
+    for row, size in enumerate(batch.sizes):
+        torch.nn.utils.vector_to_parameters(weights[row].clone(), of.network.parameters())
+        outputs = of.network(batch.x[row, :size])
+        loss = torch.nn.functional.cross_entropy(outputs, batch.y[row, :size])
+        expected = torch.autograd.grad(loss, list(of.network.parameters()))
+        torch.testing.assert_close(losses[row], loss.detach())
+        torch.testing.assert_close(gradients[row], torch.cat([g.reshape(-1) for g in expected]))
+
+
+def test_a_parameter_that_is_not_used_has_gradient_zero():
+    class Idle(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    of = problem(Idle(), sizes=(4,), head="used")
+    (batch,) = training.batches(Map(local_epochs=1), cohort(of, Map()))
+    _, gradient = training.Gradient(of)(of.initial[None], batch)
+    assert gradient[0, :8].all()
+    assert not gradient[0, 8:].any()
+
+
+RULES = {
+    "adam": (Map(lr=0.05, optimiser="adam"), lambda p: torch.optim.Adam([p], lr=0.05)),
+    "sgd": (Map(lr=0.05, optimiser="sgd"), lambda p: torch.optim.SGD([p], lr=0.05)),
+    "momentum": (
+        Map(lr=0.05, optimiser="sgd", momentum=0.9),
+        lambda p: torch.optim.SGD([p], lr=0.05, momentum=0.9),
+    ),
+}
+
+
+@pytest.mark.parametrize(("inference", "make"), RULES.values(), ids=RULES)
+@pytest.mark.parametrize("shape", [(9,), (2, 9)])
+def test_the_optimiser_equals_torchs_own_run_for_each_client_alone(inference, make, shape):
+    taken = (5, 3, 3, 1)
+    start = normal(4, *shape)
+    together = start.clone()
+    optimiser = training.Optimiser(inference, together, taken, round=0)
+    expected = [row.clone() for row in start]
+    rules = [make(parameter) for parameter in expected]
+    for step in range(5):
+        active = sum(n > step for n in taken)
+        gradient = normal(active, *shape, seed=10 + step)
+        optimiser.step(gradient)
+        for row in range(active):
+            expected[row].grad = gradient[row].clone()
+            rules[row].step()
+        torch.testing.assert_close(together, torch.stack(expected), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("inference", "make"), RULES.values(), ids=RULES)
+def test_a_client_with_fewer_steps_stands_still_afterwards(inference, make):
+    parameters = normal(3, 9)
+    optimiser = training.Optimiser(inference, parameters, (4, 2, 2), round=0)
+    for step in range(4):
+        optimiser.step(normal(3 if step < 2 else 1, 9, seed=step))
+        if step == 1:
+            rested = parameters[1:].clone()
+            moving = parameters[0].clone()
+    assert torch.equal(parameters[1:], rested)
+    assert not torch.equal(parameters[0], moving)
+
+
+@pytest.mark.parametrize(
+    ("round", "expected"), [(0, 0.1), (3, 0.1), (4, 0.08), (6, 0.1 * 0.8**3)]
+)
+def test_the_learning_rate_falls_after_the_given_round(round, expected):
+    inference = Map(lr=0.1, lr_decay=0.2, lr_decay_after=3, optimiser="sgd")
+    parameters = torch.zeros(1, 4, dtype=torch.float64)
+    training.Optimiser(inference, parameters, (1,), round).step(torch.ones_like(parameters))
+    np.testing.assert_allclose(parameters, -expected)
+
+
+each_sharing = pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
+
+
+@each_sharing
+def test_joined_puts_the_servers_coordinates_beside_each_clients_own(sharing):
+    of = problem(sharing=sharing)
+    whole = gaussian(3, of.layout.total)
+    shared, personal = whole.split(of.layout)
+    joined = training.joined(of, shared[0], personal.pack("personal."), 3)
+    for client in range(3):
+        expected = shared[0].join(personal[client], of.layout)
+        assert torch.equal(joined.mean[client], expected.mean)
+        assert torch.equal(joined.variance[client], expected.variance)
+
+
+@each_sharing
+def test_a_result_divides_what_travels_from_what_is_remembered(sharing):
+    of = problem(sharing=sharing)
+    members = cohort(of, Map())
+    members = attrs.evolve(members, memory={**members.memory, "momentum": normal(3, 4)})
+    weights = normal(3, of.layout.total)
+    statistics = {"noise": normal(3)}
+    result = training.result(of, members, Point(weights), normal(3), statistics)
+    assert result.clients == members.clients
+    assert result.examples.tolist() == [7, 5, 2]
+    assert torch.equal(result.statistics["noise"], statistics["noise"])
+    assert torch.equal(result.memory["momentum"], members.memory["momentum"])
+    back = of.layout.join(result.posterior.mean, result.memory["personal.mean"])
+    assert torch.equal(back, weights)
+    assert result.posterior.mean.shape == (3, of.layout.shared_total)
+
+
+@each_sharing
+def test_only_personal_coordinates_move_in_personalisation(sharing):
+    of = problem(sharing=sharing)
+    moves = training.moving(of, "personal")
+    shared, personal = of.layout.split(moves)
+    assert not shared.any()
+    assert personal.all()
+    assert training.moving(of, "all") is None
