@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 EDITABLE := -e '.[data,test,dev]' $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
-TYPED := bflcore $(wildcard plugins/*/bfl_*)
+TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py))
 
 # One thread a process: the test runner and the engine use processes for parallelism.
 export OMP_NUM_THREADS = 1

@@ -17,7 +17,9 @@ with the nearest right name.
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -116,6 +118,13 @@ class Bounds:
         )
 
     def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        # `as_dict` leaves None out, so None may only stand for itself: it would come back
+        # as the default.
+        if value is None and attribute.default is not None:
+            raise OptionError(
+                f"{attribute.name}: None is not allowed; allowed: {str(self) or 'a value'} "
+                f"(default {attribute.default!r})"
+            )
         if not self.admits(value):
             allowed = str(self) or "a finite number"
             raise OptionError(f"{attribute.name}: {value!r} is not allowed; allowed: {allowed}")
@@ -154,17 +163,24 @@ def options_of(cls: type[Component]) -> tuple[Option, ...]:
     declared = [field for field in attrs.fields(cls) if "help" in field.metadata]
     if not declared:  # a posterior family: its fields are tensors, and torch stays unimported
         return ()
-    hints = typing.get_type_hints(cls)
     return tuple(
         Option(
             field.name,
-            hints[field.name],
+            _type_of(cls, field.name),
             field.default,
             field.metadata.get("help", ""),
             str(field.validator) if isinstance(field.validator, Bounds) else "",
         )
         for field in declared
     )
+
+
+def _type_of(cls: type[object], name: str) -> Any:
+    """Return the type of one field; annotations of no option may name what is not imported."""
+    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
+    module = vars(sys.modules[owner.__module__])
+    return typing.get_type_hints(alone, module, dict(vars(owner)))[name]
 
 
 def build(cls: type[C], values: Mapping[str, object], where: str) -> C:
@@ -229,7 +245,7 @@ def parse_spec(cls: type[C], text: str, where: str) -> C:
 def spec_text(part: Component) -> str:
     """Return the ``name:value,value`` that `parse_spec` reads back as `part`."""
     values = [(o, getattr(part, o.name)) for o in options_of(type(part))]
-    words = [str(value) for o, value in values if o.type is not bool and value is not None]
+    words = ["none" if value is None else str(value) for o, value in values if o.type is not bool]
     words += [o.name for o, value in values if o.type is bool and value]
     return f"{part.name}:{','.join(words)}" if words else part.name
 
@@ -248,9 +264,13 @@ def type_name(kind: Any) -> str:
     """Return an option's type in words: ``int``, ``tuple of int``, ``float or none``."""
     if typing.get_origin(kind) is tuple:
         return f"tuple of {type_name(typing.get_args(kind)[0])}"
-    if isinstance(kind, types.UnionType):
+    if _is_union(kind):
         return " or ".join(type_name(member) for member in typing.get_args(kind))
     return "none" if kind is type(None) else str(kind.__name__)
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (types.UnionType, typing.Union)  # X | None, Optional[X]
 
 
 def _strict(*accepted: type) -> Callable[[Any, Any], Any]:
@@ -272,14 +292,14 @@ _converter.register_structure_hook(str, _strict(str))
 def _structure(value: object, declared: Option, where: str) -> object:
     wanted = declared.type
     try:
-        if isinstance(wanted, types.UnionType):
+        if _is_union(wanted):
             if value is None:
                 return None
             wanted = next(k for k in typing.get_args(wanted) if k is not type(None))
         if typing.get_origin(wanted) is tuple:
             return _converter.structure([*_elements(value)], wanted)
         return _converter.structure(value, wanted)
-    except (TypeError, ValueError, cattrs.errors.StructureHandlerNotFoundError):
+    except (TypeError, ValueError, OverflowError, cattrs.errors.StructureHandlerNotFoundError):
         raise OptionError(
             f"{label(where, declared.name)}: {value!r} is not allowed; "
             f"allowed: {type_name(declared.type)} ({declared.help})"
@@ -297,12 +317,13 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 def _read(text: str, kind: Any, where: str) -> object:
     try:
-        if isinstance(kind, types.UnionType):
+        if _is_union(kind):
             if text.lower() == "none":
                 return None
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
         if typing.get_origin(kind) is tuple:
-            return tuple(kind.__args__[0](word) for word in filter(None, text.split(",")))
+            element = typing.get_args(kind)[0]
+            return tuple(_read(word, element, where) for word in filter(None, text.split(",")))
         return _WORDS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise OptionError(f"{where}: {text!r} is not allowed; allowed: {type_name(kind)}") from None

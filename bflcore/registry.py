@@ -18,6 +18,7 @@ import attrs
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 
 from bflcore import hookspecs
 from bflcore.errors import PluginError, nearest, unknown
@@ -28,6 +29,7 @@ __all__ = ["Distribution", "Registry", "load_registry"]
 
 CORE = "bflcore"
 Part = type[Component]
+Installed = importlib.metadata.Distribution
 
 
 @attrs.frozen
@@ -122,18 +124,45 @@ def read_plugins(core: ModuleType) -> Registry:
     registry = Registry()
     version = importlib.metadata.version(CORE)
     registry.add(Distribution(CORE, version, core.__name__), _parts_of(core))
-    entries = importlib.metadata.entry_points(group=GROUP)
-    for entry in sorted(entries, key=lambda e: (e.dist.name if e.dist else "", e.name)):
-        _load(registry, entry, version)
+    for distribution, installed in _installed():
+        _load(registry, distribution, installed, version)
     return registry
 
 
-def _load(registry: Registry, entry: importlib.metadata.EntryPoint, core_version: str) -> None:
-    name, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.name, "?")
-    distribution = Distribution(name, version, entry.value)
+def _installed() -> list[tuple[Distribution, Installed]]:
+    """Return every plugin with its metadata, sorted; a name's first place on the path wins."""
+    found: dict[str, list[tuple[Distribution, Installed]]] = {}
+    for installed in importlib.metadata.distributions():
+        plugins = _plugins_of(installed)
+        if plugins:
+            name = canonicalize_name(plugins[0].name)
+            found.setdefault(name, [(plugin, installed) for plugin in plugins])
+    return [pair for _, pairs in sorted(found.items()) for pair in pairs]
+
+
+def _plugins_of(installed: Installed) -> list[Distribution]:
+    """Return a distribution's plugins, still unloaded; one alone if its entries are malformed."""
+    text = installed.read_text("entry_points.txt") or ""
+    if f"[{GROUP}]" not in text:  # most of what is installed: leave its metadata unread
+        return []
+    known = installed.metadata
+    name = next(iter(known.get_all("Name") or ()), "")
+    version = next(iter(known.get_all("Version") or ()), "?")
     try:
-        _check_requirement(_declared_requirement(entry), core_version)
-        module = entry.load()
+        entries = sorted(installed.entry_points.select(group=GROUP), key=lambda entry: entry.name)
+    except Exception as error:
+        reason = f"entry_points.txt is malformed ({_reason(error)})"
+        return [Distribution(name or "(no name)", version, "?", "broken", reason)]
+    return [Distribution(name or entry.name, version, entry.value) for entry in entries]
+
+
+def _load(
+    registry: Registry, distribution: Distribution, installed: Installed, core_version: str
+) -> None:
+    name, version = distribution.name, distribution.version
+    try:
+        _check_requirement(_declared_requirement(installed), core_version)
+        module = _module_of(distribution)
         _check_requirement(getattr(module, "BFLCORE_REQUIRES", ""), core_version)
         registry.add(distribution, _parts_of(module))
     except KeyboardInterrupt:
@@ -144,30 +173,40 @@ def _load(registry: Registry, entry: importlib.metadata.EntryPoint, core_version
         registry.add_broken(distribution, _reason(error))
 
 
+def _module_of(distribution: Distribution) -> object:
+    if distribution.state != "ok":
+        raise PluginError(distribution.reason)
+    return importlib.metadata.EntryPoint("plugin", distribution.module, GROUP).load()
+
+
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # the stranger's exception cannot even be printed
+        text = ""
     if isinstance(error, PluginError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _declared_requirement(entry: importlib.metadata.EntryPoint) -> str:
-    """Return the versions of the core that a distribution's metadata ask for."""
-    for line in (entry.dist.requires if entry.dist else None) or ():
+def _declared_requirement(installed: Installed) -> str:
+    """Return the versions of the core that a distribution's metadata ask for, all of them."""
+    specifiers = []
+    for line in installed.requires or ():
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name.lower() == CORE and applies:
-            return str(requirement.specifier)
-    return ""
+        if canonicalize_name(requirement.name) == CORE and applies and requirement.specifier:
+            specifiers.append(str(requirement.specifier))
+    return ",".join(specifiers)
 
 
 def _check_requirement(specifier: str, version: str) -> None:
     try:
         fits = SpecifierSet(specifier).contains(version, prereleases=True)
-    except InvalidSpecifier:
+    except (InvalidSpecifier, TypeError):
         raise PluginError(f"BFLCORE_REQUIRES {specifier!r} is no version specifier") from None
     if not fits:
         raise PluginError(f"needs bflcore{specifier}, but {version} is installed")
@@ -185,7 +224,11 @@ def _parts_of(module: object) -> list[tuple[str, Part]]:
     manager.check_pending()
     parts: list[tuple[str, Part]] = []
     for kind, hook in HOOKS.items():
-        for yielded in getattr(manager.hook, hook)():
+        caller = getattr(manager.hook, hook)
+        results = caller()
+        if caller.get_hookimpls() and not results:  # pluggy drops None
+            raise PluginError(f"{hook} returned nothing; yield the classes")
+        for yielded in results:
             parts += [(kind, _checked(part, kind, hook)) for part in yielded]
     return parts
 
@@ -195,6 +238,8 @@ def _refuse_misspelt(module: object) -> None:
         if name not in HOOKS.values():
             near = nearest(name, HOOKS.values())
             raise PluginError(f"{name} is no hook{near}; hooks: {', '.join(HOOKS.values())}")
+        if not hasattr(getattr(module, name), f"{GROUP}_impl"):
+            raise PluginError(f"{name} is not marked; write @hookimpl above it")
 
 
 def _hooklike(module: object) -> Iterator[str]:
@@ -205,8 +250,16 @@ def _hooklike(module: object) -> Iterator[str]:
 
 
 def _checked(part: Any, kind: str, hook: str) -> Part:
-    if not (isinstance(part, type) and getattr(part, "kind", None) == kind):
+    if not (isinstance(part, type) and issubclass(part, Component)):
         raise PluginError(f"{hook} yielded {part!r}, which is no class of a {kind}")
-    if not isinstance(getattr(part, "name", None), str):
+    if getattr(part, "kind", None) != kind:
+        raise PluginError(f"{hook} yielded {part!r}, which is no class of a {kind}")
+    if not _is_name(getattr(part, "name", None)):
         raise PluginError(f"{hook} yielded {part.__name__}, which has no name")
+    if not (isinstance(part.aliases, tuple) and all(map(_is_name, part.aliases))):
+        raise PluginError(f"{hook} yielded {part.__name__}, whose aliases are no tuple of names")
     return part
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""

@@ -1,4 +1,5 @@
 import math
+from typing import ClassVar, Optional
 
 import attrs
 import pytest
@@ -57,9 +58,18 @@ def test_storing_and_building_give_the_part_back(part):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("steps", 3.7), ("steps", "3"), ("steps", True), ("rate", "0.1"), ("rate", True),
-        ("random", "False"), ("random", 0), ("rule", 3), ("widths", "100"), ("widths", [1.5]),
-        ("cap", "none"), ("steps", None),
+        ("steps", 3.7),
+        ("steps", "3"),
+        ("steps", True),
+        ("rate", "0.1"),
+        ("rate", True),
+        ("random", "False"),
+        ("random", 0),
+        ("rule", 3),
+        ("widths", "100"),
+        ("widths", [1.5]),
+        ("cap", "none"),
+        ("steps", None),
     ],
 )
 def test_values_of_the_wrong_type_are_refused_not_converted(key, value):
@@ -70,13 +80,76 @@ def test_values_of_the_wrong_type_are_refused_not_converted(key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rate", 0.0), ("rate", 1.1), ("rate", math.nan), ("rate", math.inf), ("steps", 0),
-        ("rule", "adma"), ("widths", [10, 0]), ("cap", 0),
+        ("rate", 0.0),
+        ("rate", 1.1),
+        ("rate", math.nan),
+        ("rate", math.inf),
+        ("steps", 0),
+        ("rule", "adma"),
+        ("widths", [10, 0]),
+        ("cap", 0),
     ],
 )
 def test_values_out_of_bounds_are_refused_with_what_is_allowed(key, value):
     with pytest.raises(OptionError, match=rf"part\.{key}: .* is not allowed; allowed: \S"):
         build(Part, {key: value}, "part")
+
+
+def test_an_integer_too_large_for_a_float_is_refused():
+    with pytest.raises(OptionError, match=r"part\.rate: 1000.* is not allowed; allowed: float"):
+        build(Part, {"rate": 10**400}, "part")
+
+
+@component
+class Loose(Component):
+    """Allow what is unusual."""
+
+    kind = "part"
+    name = "loose"
+    table: ClassVar["Absent"] = {}  # noqa: F821 - as a type-checking import leaves it
+
+    scale: float | None = option(1.0, "a scale")
+    switches: tuple[bool, ...] = option((), "switches")
+    cap: Optional[int] = option(None, "a cap")  # noqa: UP045 - the older spelling works too
+    depth: int = option(2, "a depth")
+
+
+def test_annotations_of_no_option_may_name_what_is_not_imported():
+    assert [one.name for one in options_of(Loose)] == ["scale", "switches", "cap", "depth"]
+
+
+def test_none_is_refused_where_storing_would_turn_it_into_the_default():
+    with pytest.raises(OptionError, match=r"loose\.scale: None is not allowed; .*default 1\.0"):
+        build(Loose, {"scale": None}, "loose")
+
+
+def test_each_word_of_a_tuple_is_read_by_the_type_of_its_elements():
+    assert parse_text(Loose, "switches", "false,on", "loose") == (False, True)
+    with pytest.raises(OptionError, match="'maybe' is not allowed; allowed: bool"):
+        parse_text(Loose, "switches", "on,maybe", "loose")
+
+
+def test_an_optional_written_the_older_way_is_read_checked_and_named():
+    assert parse_text(Loose, "cap", "3", "loose") == 3
+    assert parse_text(Loose, "cap", "none", "loose") is None
+    with pytest.raises(OptionError, match="3.7 is not allowed; allowed: int or none"):
+        build(Loose, {"cap": 3.7}, "loose")
+
+
+@component
+class Gaps(Component):
+    """Divide, with a gap before the end."""
+
+    kind = "partition"
+    name = "gaps"
+
+    most: int | None = option(None, "most")
+    least: int = option(2, "least")
+
+
+def test_a_spec_keeps_the_place_of_a_value_that_is_none():
+    part = Gaps(least=5)
+    assert parse_spec(Gaps, spec_text(part), "--partition") == part
 
 
 def test_an_unknown_option_is_answered_with_the_nearest():
@@ -92,8 +165,14 @@ def test_options_cannot_be_changed():
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
-        ("rate", "0.25", 0.25), ("steps", "4", 4), ("random", "yes", True), ("random", "off", False),
-        ("widths", "64,32", (64, 32)), ("widths", "", ()), ("cap", "none", None), ("cap", "2", 2),
+        ("rate", "0.25", 0.25),
+        ("steps", "4", 4),
+        ("random", "yes", True),
+        ("random", "off", False),
+        ("widths", "64,32", (64, 32)),
+        ("widths", "", ()),
+        ("cap", "none", None),
+        ("cap", "2", 2),
     ],
 )
 def test_text_is_read_by_the_options_type(key, text, value):

@@ -33,7 +33,8 @@ def softmax_gradient(of, client):
     logits = x @ weight.T + bias
     error = (special.softmax(logits, axis=1) - np.eye(2)[y]) / len(y)
     loss = -special.log_softmax(logits, axis=1)[np.arange(len(y)), y].mean()
-    return loss, np.concatenate([(error.T @ x).ravel(), error.sum(0)])
+    gradient = np.concatenate([(error.T @ x).ravel(), error.sum(0)])
+    return loss, torch.as_tensor(gradient)
 
 
 def test_a_full_batch_step_is_the_one_done_by_hand():
@@ -51,7 +52,7 @@ def test_the_anchor_pulls_to_the_priors_mean():
     prior = Point(normal(8, seed=5))
     result = fitted(inference, of, broadcast=Broadcast(0, Point(of.initial), prior))
     for row, client in enumerate(result.clients):
-        gradient = softmax_gradient(of, client)[1] + 0.7 * (of.initial - prior.mean).numpy()
+        gradient = softmax_gradient(of, client)[1] + 0.7 * (of.initial - prior.mean)
         np.testing.assert_allclose(result.posterior.mean[row], of.initial - 0.3 * gradient)
 
 
@@ -59,7 +60,7 @@ def test_weight_decay_pulls_to_zero():
     of = linear()
     result = fitted(Map(lr=0.3, weight_decay=0.7, **ONE_STEP), of)
     for row, client in enumerate(result.clients):
-        gradient = softmax_gradient(of, client)[1] + 0.7 * of.initial.numpy()
+        gradient = softmax_gradient(of, client)[1] + 0.7 * of.initial
         np.testing.assert_allclose(result.posterior.mean[row], of.initial - 0.3 * gradient)
 
 

@@ -93,8 +93,9 @@ def test_a_sample_of_a_point_is_the_point():
 
 
 def test_the_divergence_of_gaussians_is_the_integral_it_stands_for():
-    q, p = Gaussian(torch.tensor([0.4]), torch.tensor([0.3])), Gaussian(
-        torch.tensor([-1.0]), torch.tensor([2.0])
+    q, p = (
+        Gaussian(torch.tensor([0.4]), torch.tensor([0.3])),
+        Gaussian(torch.tensor([-1.0]), torch.tensor([2.0])),
     )
     one, other = stats.norm(0.4, math.sqrt(0.3)), stats.norm(-1.0, math.sqrt(2.0))
     integral, _ = integrate.quad(

@@ -76,7 +76,27 @@ BROKEN = {
         "from bflcore import FedAvg, hookimpl\n@hookimpl\ndef bfl_models():\n    yield FedAvg",
         "no class of a model",
     ),
-    "duplicate": (HEALTHY.format(name="fedavg"), "method 'fedavg' is already registered by bflcore"),
+    "duplicate": (
+        HEALTHY.format(name="fedavg"),
+        "method 'fedavg' is already registered by bflcore",
+    ),
+    "unmarked": (HEALTHY.format(name="half").replace("@hookimpl", ""), "bfl_methods is not marked"),
+    "yields-forgotten": (HEALTHY.format(name="half").replace("yield", ""), "returned nothing"),
+    "own-base": (
+        ("from bflcore import hookimpl\nclass X:\n    kind = 'model'\n    name = 'half'\n"
+        "@hookimpl\ndef bfl_models():\n    yield X"),
+        "no class of a model",
+    ),
+    "no-name": (HEALTHY.format(name=""), "yielded Mine, which has no name"),
+    "aliases-of-letters": (
+        HEALTHY.format(name="half").replace("inference =", "aliases = 'xyz'; inference ="),
+        "yielded Mine, whose aliases are no tuple",
+    ),
+    "unprintable": (
+        "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\nraise Mute",
+        "^Mute$",
+    ),
+    "requires-a-number": ("BFLCORE_REQUIRES = 3", "BFLCORE_REQUIRES 3 is no version specifier"),
     "newer-core": (
         "BFLCORE_REQUIRES = '>=99'\n" + textwrap.dedent(HEALTHY.format(name="future")),
         "needs bflcore>=99, but",
@@ -103,6 +123,50 @@ def test_a_broken_plugin_is_blamed_and_leaves_nothing_behind(install, how):
 def test_metadata_that_ask_for_another_core_mark_the_plugin_broken(install):
     install("bfl-dd-old", HEALTHY.format(name="old"), requires="bflcore<0.0.1")
     assert "needs bflcore<0.0.1" in state_of(read_plugins(plugin), "bfl-dd-old").reason
+
+
+def test_every_requirement_of_the_core_in_the_metadata_counts(install):
+    install("bfl-dd-old", HEALTHY.format(name="old"), requires="bflcore>=0.0.1")
+    install(
+        "bfl-ee-old",
+        HEALTHY.format(name="elder"),
+        requires="bflcore>=0.0.1\nRequires-Dist: bflcore<0.0.2",
+    )
+    registry = read_plugins(plugin)
+    assert state_of(registry, "bfl-dd-old").state == "ok"
+    assert "0.0.2" in state_of(registry, "bfl-ee-old").reason
+
+
+def test_a_plugin_without_metadata_stops_nobody(install, tmp_path):
+    install("bfl-dd-bare", HEALTHY.format(name="bare"))
+    install("bfl-ee-fine", HEALTHY.format(name="fine"))
+    (tmp_path / "bfl_dd_bare-1.2.dist-info" / "METADATA").unlink()
+    registry = read_plugins(plugin)
+    assert state_of(registry, "bfl_dd_bare").version == "?"
+    assert {part.name for part in registry.all("method")} >= {"bare", "fine"}
+
+
+def test_malformed_entry_points_break_their_own_distribution_alone(install, tmp_path):
+    install("bfl-dd-garbled", HEALTHY.format(name="garbled"))
+    install("bfl-ee-fine", HEALTHY.format(name="fine"))
+    entries = tmp_path / "bfl_dd_garbled-1.2.dist-info" / "entry_points.txt"
+    entries.write_text("[bfl]\na line that is no entry\n")
+    registry = read_plugins(plugin)
+    assert "entry_points.txt is malformed" in state_of(registry, "bfl-dd-garbled").reason
+    assert registry.get("method", "fine")
+
+
+def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
+    install, tmp_path, monkeypatch
+):
+    install("bfl-aa-mine", HEALTHY.format(name="mine"))
+    shadowed = tmp_path / "later" / "bfl_aa_mine-0.9.dist-info"
+    shadowed.mkdir(parents=True)
+    (shadowed / "METADATA").write_text("Metadata-Version: 2.1\nName: bfl_aa.mine\nVersion: 0.9\n")
+    (shadowed / "entry_points.txt").write_text("[bfl]\nmine = bfl_aa_mine\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(shadowed.parent)])
+    found = [d for d in read_plugins(plugin).distributions if d.name.startswith("bfl-aa")]
+    assert [(d.version, d.state) for d in found] == [("1.2", "ok")]
 
 
 def test_the_first_of_two_plugins_with_one_name_keeps_it(install):

@@ -241,7 +241,9 @@ def test_parts_that_wait_for_everybody_agree_with_those_that_stream(parts):
 @pytest.mark.parametrize("parts", [{}, {"aggregator": Together()}])
 def test_how_clients_were_bundled_does_not_matter(parts):
     one_by_one, _ = run([reply([k], GOOD[[k]]) for k in range(3)], hyper=EmpiricalBayes(), **parts)
-    bundled, _ = run([reply([0, 1], GOOD[:2]), reply([2], GOOD[2:])], hyper=EmpiricalBayes(), **parts)
+    bundled, _ = run(
+        [reply([0, 1], GOOD[:2]), reply([2], GOOD[2:])], hyper=EmpiricalBayes(), **parts
+    )
     assert equal(one_by_one.broadcast.start, bundled.broadcast.start)
     assert equal(one_by_one.broadcast.prior, bundled.broadcast.prior)
     assert attrs.asdict(one_by_one, filter=_is_a_count) == attrs.asdict(bundled, filter=_is_a_count)

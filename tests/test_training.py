@@ -88,7 +88,7 @@ def test_clients_leave_when_they_have_taken_their_steps():
 
 
 def test_the_batches_of_a_client_do_not_depend_on_its_company():
-    of, members = numbered()
+    _, members = numbered()
     inference = Map(local_epochs=2, batch_size=3)
     together = seen(members, inference)
     for row, client in enumerate(members.clients):
@@ -201,9 +201,7 @@ def test_a_client_with_fewer_steps_stands_still_afterwards(inference, make):
     assert not torch.equal(parameters[0], moving)
 
 
-@pytest.mark.parametrize(
-    ("round", "expected"), [(0, 0.1), (3, 0.1), (4, 0.08), (6, 0.1 * 0.8**3)]
-)
+@pytest.mark.parametrize(("round", "expected"), [(0, 0.1), (3, 0.1), (4, 0.08), (6, 0.1 * 0.8**3)])
 def test_the_learning_rate_falls_after_the_given_round(round, expected):
     inference = Map(lr=0.1, lr_decay=0.2, lr_decay_after=3, optimiser="sgd")
     parameters = torch.zeros(1, 4, dtype=torch.float64)

@@ -10,9 +10,24 @@ from bflcore.cli import main
 from bflcore.data.partition import Partition
 
 QUICK = (
-    "--data", "synthetic", "--partition", "natural", "--clients", "3", "--rounds", "2",
-    "--eval-every", "1", "--local-epochs", "1", "--workers", "1", "-o", "dataset.owners=4",
-    "-o", "dataset.samples=30",
+    "--data",
+    "synthetic",
+    "--partition",
+    "natural",
+    "--clients",
+    "3",
+    "--rounds",
+    "2",
+    "--eval-every",
+    "1",
+    "--local-epochs",
+    "1",
+    "--workers",
+    "1",
+    "-o",
+    "dataset.owners=4",
+    "-o",
+    "dataset.samples=30",
 )
 
 
@@ -42,8 +57,14 @@ def test_a_run_leaves_everything_the_design_promises(bfl, tmp_path, method):
     folder = tmp_path / "runs" / f"{method}-synthetic-0"
     assert str(folder.relative_to(tmp_path)) in out
     assert {path.name for path in folder.iterdir()} == {
-        "experiment.toml", "environment.json", "partition.npz", "metrics.jsonl", "summary.json",
-        "evaluation.json", "checkpoint", "report.html",
+        "experiment.toml",
+        "environment.json",
+        "partition.npz",
+        "metrics.jsonl",
+        "summary.json",
+        "evaluation.json",
+        "checkpoint",
+        "report.html",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["method"] == method
@@ -116,8 +137,20 @@ def test_parts_of_different_families_are_refused_with_what_fits(bfl, tmp_path):
 
 def test_regression_runs_on_real_data_and_reports_errors_in_target_units(bfl, tmp_path):
     status, _, err = bfl(
-        "run", "fedvi", "--data", "boston", "--clients", "2", "--rounds", "2", "--workers", "1",
-        "--out", "run", "--local-epochs", "2",
+        "run",
+        "fedvi",
+        "--data",
+        "boston",
+        "--clients",
+        "2",
+        "--rounds",
+        "2",
+        "--workers",
+        "1",
+        "--out",
+        "run",
+        "--local-epochs",
+        "2",
     )
     assert status == 0, err
     final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
@@ -130,8 +163,20 @@ def test_a_users_own_file_runs(bfl, tmp_path):
     x = rng.normal(size=(60, 4))
     np.savez(tmp_path / "own.npz", x=x, y=(x[:, 0] > 0).astype(int), client=np.arange(60) % 3)
     status, _, err = bfl(
-        "run", "bpfed", "--data", "own.npz", "--partition", "natural", "--clients", "3",
-        "--rounds", "1", "--workers", "1", "--out", "run",
+        "run",
+        "bpfed",
+        "--data",
+        "own.npz",
+        "--partition",
+        "natural",
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--workers",
+        "1",
+        "--out",
+        "run",
     )
     assert status == 0, err
 
@@ -174,7 +219,8 @@ MISTAKES = {
     "partition": (("run", "fedavg", "--partition", "label:5"), "(did you mean labels?)"),
     "partition-value": (("run", "fedavg", "--partition", "labels:x"), "'x' is not allowed"),
     "too-many-classes": (
-        ("run", "fedavg", "--data", "digits", "--partition", "labels:11"), "at most 10"
+        ("run", "fedavg", "--data", "digits", "--partition", "labels:11"),
+        "at most 10",
     ),
     "data": (("run", "fedavg", "--data", "minst"), "(did you mean mnist?)"),
     "data-dir": (
@@ -186,12 +232,17 @@ MISTAKES = {
     "npz-nan": (("run", "fedavg", "--data", "nan.npz"), "x has NaN"),
     "npz-lengths": (("run", "fedavg", "--data", "short.npz"), "x has 4 samples, y has 3"),
     "likelihood": (
-        ("run", "fedavg", "--data", "digits", "--likelihood", "gaussian"), "allowed: categorical"
+        ("run", "fedavg", "--data", "digits", "--likelihood", "gaussian"),
+        "allowed: categorical",
     ),
-    "device": (("run", "fedavg", "--data", "digits", "--device", "cuda:77"), "'cuda:77' is not available"),
+    "device": (
+        ("run", "fedavg", "--data", "digits", "--device", "cuda:77"),
+        "'cuda:77' is not available",
+    ),
     "share": (("run", "fedavg", "--share", "bodi"), "--share: 'bodi' is not allowed"),
     "model-shape": (
-        ("run", "fedavg", "--data", "synthetic", "--model", "lenet"), "choose --model mlp"
+        ("run", "fedavg", "--data", "synthetic", "--model", "lenet"),
+        "choose --model mlp",
     ),
     "logger": (("run", "fedavg", "--log", "cvs"), "(did you mean csv?)"),
     "file": (("run", "none.toml"), "cannot read none.toml"),
@@ -200,7 +251,8 @@ MISTAKES = {
     "file-method": (("run", "nomethod.toml"), "the key method is missing"),
     "exists": (("run", "fedavg", "--data", "digits", "--out", "taken"), "--out: taken exists"),
     "unwritable": (
-        ("run", "fedavg", "--data", "digits", "--out", "key.toml/run"), "cannot be created"
+        ("run", "fedavg", "--data", "digits", "--out", "key.toml/run"),
+        "cannot be created",
     ),
     "compare": (("compare", "taken"), "experiment.toml is missing"),
     "report": (("report", "nothing"), "nothing is no run directory"),
@@ -240,7 +292,7 @@ def test_reports_and_comparisons_of_several_runs(bfl, tmp_path):
     page = (tmp_path / "both.html").read_text()
     assert page.count("<svg") == 3
     assert "fedavg, personal" in page
-    for outside in ('src="http', "href=\"http", "@import", "<script"):
+    for outside in ('src="http', 'href="http', "@import", "<script"):
         assert outside not in page
 
 

@@ -85,9 +85,7 @@ def test_regressions_have_no_labels_to_divide_by(rule):
         rule.assign(regression(), 2, rng())
 
 
-@given(
-    ANY, st.integers(0, 20), st.none() | st.integers(1, 9), st.none() | st.integers(1, 9)
-)
+@given(ANY, st.integers(0, 20), st.none() | st.integers(1, 9), st.none() | st.integers(1, 9))
 def test_training_and_test_samples_are_disjoint_and_within_the_caps(rule, seed, train, test):
     data = dataset()
     part = divide(data, rule, 4, rng(seed), train_per_class=train, test_per_class=test)

@@ -78,9 +78,11 @@ class Faulty(LocalInference):
                 raise ValueError("no power today\nand more")
             if self.how == "exit":
                 os._exit(7)
-            cohort = attrs.evolve(
-                cohort, x=cohort.x.masked_fill(torch.tensor(True), float("nan"))
-            ) if len(cohort.clients) == 1 else cohort
+            cohort = (
+                attrs.evolve(cohort, x=cohort.x.masked_fill(torch.tensor(True), float("nan")))
+                if len(cohort.clients) == 1
+                else cohort
+            )
         return self.inner.fit(problem, broadcast, cohort)
 
     def predict(self, problem, posterior, memory, x, streams):

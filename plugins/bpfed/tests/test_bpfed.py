@@ -1,0 +1,141 @@
+"""BPFed against its equations: eq. 7 and 10 by autograd, eq. 11 by hand, its special cases."""
+
+import attrs
+import pytest
+import torch
+from builders import cohort, first_broadcast, problem
+
+from bfl_bpfed.plugin import BPFed, ReinforcedVariational
+from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
+from bflcore.engines.local import Local
+from bflcore.rounds import Recipe, begin, run_round
+
+STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
+DOUBLE = torch.float64
+
+
+def fit(inference, of, broadcast=None):
+    members = cohort(of, inference)
+    return inference.fit(of, broadcast or first_broadcast(inference, of), members), members
+
+
+def test_the_recipe_is_the_papers():
+    assert (BPFed.share, BPFed.hyper, BPFed.weighting) == ("body", "continual", "equal")
+    assert BPFed.defaults["inference.personal_prior"] == "previous"
+    assert ReinforcedVariational().reinforce_steps == 0
+
+
+def test_one_step_descends_the_gradient_of_q_as_autograd_finds_it():
+    of = problem(sizes=(9,), sharing="body")
+    inference = ReinforcedVariational(
+        estimator="reparameterisation", kl_weight=0.7, prior_sigma=0.5, **STEP
+    )
+    fitted, members = fit(inference, of)
+    start, prior = inference.initial(of), inference.prior(of)
+    mean = start.mean.clone().requires_grad_()
+    rho = (start.variance.log() / 2).requires_grad_()
+
+    from bflcore.noise import Noise
+
+    eps = Noise(members.streams("noise")).fill(torch.empty(1, len(mean), dtype=DOUBLE))[0]
+    outputs = of.forward((mean + rho.exp() * eps)[None], members.x)[0]
+    n = members.sizes[0]
+    nll = of.likelihood.nll(outputs, members.y[0]).sum()
+    objective = nll + 0.7 * Gaussian(mean, (2 * rho).exp()).kl(prior)
+    (objective / n).backward()
+
+    whole = fitted.posterior.join(Gaussian.unpack(fitted.memory, "personal."), of.layout)
+    torch.testing.assert_close(whole.mean[0], (mean - 0.1 * mean.grad).detach())
+    torch.testing.assert_close(whole.variance[0], (2 * (rho - 0.1 * rho.grad)).exp().detach())
+
+
+def test_the_transmitted_copy_takes_the_step_of_eq_11():
+    of = problem(sizes=(9,), sharing="body")
+    plain = ReinforcedVariational(estimator="reparameterisation", **STEP)
+    q, _ = fit(plain, of)
+    v, _ = fit(attrs.evolve(plain, reinforce_steps=1, reinforce_lr=0.001), of)
+    prior = first_broadcast(plain, of).prior
+    mean = prior.mean.clone().requires_grad_()
+    rho = (prior.variance.log() / 2).requires_grad_()
+    q.posterior[0].kl(Gaussian(mean, (2 * rho).exp())).backward()
+    torch.testing.assert_close(v.posterior.mean[0], (mean - 0.001 * mean.grad).detach())
+    expected = (2 * (rho - 0.001 * rho.grad)).exp().detach()
+    torch.testing.assert_close(v.posterior.variance[0], expected)
+    for name in q.memory:  # the personal head is the client's own, reinforcement or not
+        torch.testing.assert_close(v.memory[name], q.memory[name])
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_cohort_computes_what_its_clients_compute_alone(steps):
+    of = problem(sharing="body")
+    inference = ReinforcedVariational(local_epochs=3, batch_size=3, reinforce_steps=steps, lr=0.01)
+    together, _ = fit(inference, of)
+    for row, client in enumerate(together.clients):
+        alone = inference.fit(of, first_broadcast(inference, of), cohort(of, inference, [client]))
+        for name, tensor in alone.posterior.pack().items():
+            torch.testing.assert_close(
+                together.posterior.pack()[name][row], tensor[0], rtol=1e-9, atol=1e-9
+            )
+
+
+def test_the_personal_prior_is_the_clients_own_last_posterior():
+    of = problem(sizes=(9,), sharing="body")
+    inference = ReinforcedVariational(personal_prior="previous", kl_weight=1e9, **STEP)
+    own = Gaussian(
+        torch.full((1, of.layout.personal_total), 0.3, dtype=DOUBLE),
+        torch.full((1, of.layout.personal_total), 0.04, dtype=DOUBLE),
+    )
+    from bflcore import variational
+
+    members = attrs.evolve(cohort(of, inference), memory=own.pack("personal."))
+    broadcast = first_broadcast(inference, of)
+    prior = variational.prior_of_cohort(inference, of, broadcast, members)
+    assert torch.equal(prior.split(of.layout)[1].mean, own.mean)
+    initial = attrs.evolve(inference, personal_prior="initial")
+    other = variational.prior_of_cohort(initial, of, broadcast, members)
+    assert not torch.equal(other.split(of.layout)[1].mean, own.mean)
+
+
+@pytest.mark.parametrize("sharing", ["body", "head"])
+def test_without_uncertainty_it_is_fedper_and_lg_fedavg(sharing):
+    """sigma -> 0 and no KL leave the point estimates of `map` under the same sharing."""
+    of = problem(sharing=sharing)
+    options = {"local_epochs": 2, "batch_size": 4, "lr": 0.05, "optimiser": "sgd"}
+    certain = ReinforcedVariational(
+        estimator="reparameterisation", initial_sigma=1e-7, kl_weight=0, **options
+    )
+    means = []
+    for inference in (certain, Map(**options)):
+        recipe = Recipe(inference, Average(), Equal(), Continual())
+        broadcast = begin(recipe, of)
+        with Local(workers=1).open(of, inference, 10) as session:
+            for _ in range(3):
+                broadcast = run_round(recipe, session, broadcast, of.clients).broadcast
+        means.append(broadcast.start.mean)
+    torch.testing.assert_close(means[0], means[1], rtol=1e-5, atol=1e-5)
+
+
+def test_averaging_on_std_reproduces_algorithm_1():
+    q = Gaussian(torch.zeros(2, 1), torch.tensor([[0.04], [0.16]]))
+    prior = Gaussian(torch.zeros(1), torch.ones(1))
+    fused = Average(on="std").fuse(q, torch.ones(2), prior)
+    assert float(fused.variance.sqrt()) == pytest.approx(0.3)
+
+
+def test_a_novel_client_learns_its_head_alone():
+    of = problem(sizes=(9, 9), sharing="body", novel=(1,))
+    inference = ReinforcedVariational(local_epochs=20, lr=0.05)
+    members = cohort(of, inference, [1])
+    memory = inference.personalise(of, first_broadcast(inference, of), members, novel=True)
+    assert not torch.equal(memory["personal.mean"], members.memory["personal.mean"])
+    same = inference.personalise(of, first_broadcast(inference, of), members, novel=False)
+    assert same is members.memory
+
+
+def test_the_prior_of_a_round_is_the_last_rounds_result():
+    of = problem(sharing="body")
+    inference = ReinforcedVariational(local_epochs=1)
+    recipe = Recipe(inference, Average(), Equal(), Continual())
+    with Local(workers=1).open(of, inference, 10) as session:
+        following: Broadcast = run_round(recipe, session, begin(recipe, of), of.clients).broadcast
+    assert following.prior is following.start
