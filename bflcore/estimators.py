@@ -1,6 +1,8 @@
 """Estimators of the gradient of E_q[-log p(y | x, w)] for a mean-field Gaussian q.
 
-All three have the same expectation and differ in variance and cost. Gradients are taken in the
+All three have the same expectation and differ in variance and cost (in a convolution, local
+reparameterisation draws the noise of each position by itself though the positions share their
+weights: an approximation, as is usual there). Gradients are taken in the
 mean and in log sigma: d/d(log sigma) = sigma d/d(sigma) = 2 sigma^2 d/d(sigma^2), so that each
 estimator differentiates what is cheapest for it. Noise enters as tensors drawn from each client's
 own generator, so a cohort of K computes what K cohorts of one compute.
@@ -79,7 +81,6 @@ class PerturbedLayer(nn.Module, abc.ABC):
     def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
-        self.spatial = (1, 1) if isinstance(layer, nn.Conv2d) else ()
         self._layer = [layer]  # in a list, so that it is no submodule
         self.weight_spread = nn.Buffer(torch.empty(0))
         self.bias_spread = nn.Buffer(torch.empty(0))
@@ -101,7 +102,7 @@ class PerturbedLayer(nn.Module, abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def noise_shapes(inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
+    def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
         """Return, for one sample, the shape of each noise tensor the layer takes."""
 
 
@@ -123,9 +124,9 @@ class LocalLayer(PerturbedLayer):
         return torch.addcmul(self.apply_with(x, self.weight, self.bias), deviation, self.noise)
 
     @staticmethod
-    def noise_shapes(inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
+    def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
         """One normal a pre-activation."""
-        del inputs
+        del layer, inputs
         return {"noise": outputs.shape[1:]}
 
 
@@ -143,16 +144,22 @@ class FlipoutLayer(PerturbedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Return W x + s_out * (Delta W (s_in * x))."""
         sign_in, sign_out = (
-            torch.where(sign < 0, -1.0, 1.0).to(x.dtype).reshape(sign.shape + self.spatial)
-            for sign in (self.sign_in, self.sign_out)
+            torch.where(sign < 0, -1.0, 1.0).to(x.dtype) for sign in (self.sign_in, self.sign_out)
         )
         perturbation = self.apply_spread(x * sign_in)
         return torch.addcmul(self.apply_with(x, self.weight, self.bias), perturbation, sign_out)
 
     @staticmethod
-    def noise_shapes(inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
+    def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
         """One sign an input and an output channel; the sign of a normal is a fair coin."""
-        return {"sign_in": inputs.shape[1:2], "sign_out": outputs.shape[1:2]}
+        return {"sign_in": _channels(layer, inputs), "sign_out": _channels(layer, outputs)}
+
+
+def _channels(layer: nn.Module, values: Tensor) -> torch.Size:
+    """Return the shape in which one number a channel spreads over a sample of `values`."""
+    if isinstance(layer, nn.Conv2d):
+        return torch.Size((values.shape[1], 1, 1))
+    return torch.Size((*(1 for _ in values.shape[1:-1]), values.shape[-1]))
 
 
 class LayerwiseEstimator(Estimator):
@@ -253,9 +260,9 @@ def _noise_shapes(
     shapes: dict[str, torch.Size] = {}
 
     def record(path: str) -> object:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             prefix = f"{path}." if path else ""
-            for name, shape in layer.noise_shapes(inputs[0], outputs).items():
+            for name, shape in layer.noise_shapes(module, inputs[0], outputs).items():
                 shapes[prefix + name] = shape
 
         return hook

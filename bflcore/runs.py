@@ -42,9 +42,10 @@ class Prepared:
 
 def prepare(experiment: Experiment) -> Prepared:
     """Load and divide the data, build the network. Raises before anything is written."""
+    import numpy as np
     import torch
 
-    from bflcore.data.partition import divide
+    from bflcore.data import divide, standardised
     from bflcore.layout import Layout
     from bflcore.models.networks import refuse_running_buffers
     from bflcore.problem import Problem
@@ -63,6 +64,8 @@ def prepare(experiment: Experiment) -> Prepared:
         test_per_class=data.test_per_class,
         test_fraction=data.test_fraction,
     )
+    if dataset.standardise:
+        dataset = standardised(dataset, np.concatenate(partition.train))
     with seeded_globally(run.seed, "initialisation"):
         network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
     refuse_running_buffers(network)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bflcore import training
-from bflcore.estimators import estimator
+from bflcore.estimators import Estimator, Gradients, estimator
 from bflcore.inference import PERSONAL
 from bflcore.noise import Noise
 from bflcore.posteriors import Gaussian
@@ -96,9 +96,7 @@ def fit(
         k = len(batch.sizes)
         mean, sigma, gradient = theta[:k, 0], sigmas[:k], gradients[:k]
         torch.exp(theta[:k, 1], out=sigma)
-        nll, d_mean, d_rho = _average(
-            [expected(mean, sigma, batch) for _ in range(inference.draws)]
-        )
+        nll, d_mean, d_rho = _average(expected, inference.draws, mean, sigma, batch)
         # d KL / d mean = (mean - m) / s^2;  d KL / d rho = sigma^2 / s^2 - 1
         shift = torch.sub(mean, anchor.mean[:k], out=gradient[:, 1])
         torch.addcmul(d_mean, shift, weight[:k], out=gradient[:, 0])
@@ -129,11 +127,19 @@ def predict(
     return problem.likelihood.predictive(problem.outputs(weights, x))
 
 
-def _average(estimates: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    if len(estimates) == 1:
-        return estimates[0]
-    nll, d_mean, d_sigma = (torch.stack(parts).mean(0) for parts in zip(*estimates, strict=True))
-    return nll, d_mean, d_sigma
+def _average(
+    expected: Estimator, draws: int, mean: Tensor, sigma: Tensor, batch: training.Batch
+) -> Gradients:
+    """Average the estimates of several draws; an estimator may reuse what it returned before."""
+    estimate = expected(mean, sigma, batch)
+    if draws == 1:
+        return estimate
+    nll, d_mean, d_rho = (part / draws for part in estimate)
+    for _ in range(draws - 1):
+        more = expected(mean, sigma, batch)
+        for total, part in zip((nll, d_mean, d_rho), more, strict=True):
+            total.add_(part, alpha=1 / draws)
+    return nll, d_mean, d_rho
 
 
 def _gaussian(posterior: Posterior) -> Gaussian:

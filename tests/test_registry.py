@@ -83,8 +83,10 @@ BROKEN = {
     "unmarked": (HEALTHY.format(name="half").replace("@hookimpl", ""), "bfl_methods is not marked"),
     "yields-forgotten": (HEALTHY.format(name="half").replace("yield", ""), "returned nothing"),
     "own-base": (
-        ("from bflcore import hookimpl\nclass X:\n    kind = 'model'\n    name = 'half'\n"
-        "@hookimpl\ndef bfl_models():\n    yield X"),
+        (
+            "from bflcore import hookimpl\nclass X:\n    kind = 'model'\n    name = 'half'\n"
+            "@hookimpl\ndef bfl_models():\n    yield X"
+        ),
         "no class of a model",
     ),
     "no-name": (HEALTHY.format(name=""), "yielded Mine, which has no name"),

@@ -141,7 +141,11 @@ def test_linear_regression_converges_to_the_exact_mean_field_optimum(name):
         likelihood=GaussianNoise(noise_variance=noise),
     )
     inference = Variational(
-        **{"lr": 0.02, "local_epochs": 300, "batch_size": 10, "estimator": name, "draws": 2},
+        lr=0.02,
+        local_epochs=300,
+        batch_size=10,
+        estimator=name,
+        draws=2,
         initial_sigma=0.3,
         prior_sigma=prior_variance**0.5,
     )

@@ -1,12 +1,13 @@
 import gzip
 import struct
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from bflcore import DataError
-from bflcore.data import sources
+from bflcore.data import sources, standardised
 from bflcore.data.idx import read_idx
 from bflcore.data.sources import (
     CIFAR10,
@@ -75,6 +76,15 @@ def test_boston_is_a_regression_of_thirteen_features():
     assert raw.x.shape == (506, 13)
     assert raw.y.shape == (506, 1)
     assert raw.task == "regression"
+
+
+def test_standardising_uses_training_samples_alone():
+    data, train = Boston().load(), np.arange(300)
+    scaled = standardised(data, train)
+    np.testing.assert_allclose(scaled.x[train].mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(scaled.y[train].std(0), 1, rtol=1e-4)
+    shifted = attrs.evolve(data, x=np.where(np.arange(506)[:, None] < 300, data.x, 99))
+    np.testing.assert_array_equal(standardised(shifted, train).x[train], scaled.x[train])
 
 
 def test_synthetic_data_has_owners_and_is_repeatable():

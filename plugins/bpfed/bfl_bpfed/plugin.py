@@ -44,6 +44,11 @@ class BPFed(Method):
     share = "body"
     defaults: ClassVar[Mapping[str, object]] = {
         "inference.personal_prior": "previous",
+        # Found on Fashion-MNIST; the README tells what each of them is worth.
+        "inference.initial_sigma": 0.2,
+        "inference.kl_weight": 0.3,
+        "inference.lr_decay": 0.03,
+        "inference.lr_decay_after": 50,
     }
 
 
