@@ -5,6 +5,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+# What `make demo` trains for; `make demo ROUNDS=3` is a quick look.
+ROUNDS ?= 60
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 EDITABLE := -e '.[data,test,dev]' $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
 TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py))
@@ -26,16 +31,15 @@ install: $(READY)
 
 $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt $(EDITABLE)
+	$(PIP_INSTALL) $(EDITABLE)
 	@touch $@
 
 demo: $(READY)
 	@rm -rf runs/demo-bpfed runs/demo-fedavg runs/demo.html
 	$(BIN)/bfl run bpfed --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
-		--rounds 60 --seed 0 --out runs/demo-bpfed
+		--rounds $(ROUNDS) --seed 0 --out runs/demo-bpfed
 	$(BIN)/bfl run fedavg --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
-		--rounds 60 --seed 0 --out runs/demo-fedavg
+		--rounds $(ROUNDS) --seed 0 --out runs/demo-fedavg
 	@echo
 	@$(BIN)/bfl compare runs/demo-bpfed runs/demo-fedavg
 	@$(BIN)/bfl report runs/demo-bpfed runs/demo-fedavg --out runs/demo.html
@@ -55,11 +59,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt -e '.[bench]'
+$(BENCH_READY): $(READY)
+	$(PIP_INSTALL) -e '.[bench]'
+	@touch $@
+
+bench: $(BENCH_READY)
 	@for script in startup fedavg_round variational_round workers; do \
 		PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:
-	rm -rf $(VENV) runs build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist .coverage .coverage.* *.egg-info plugins/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ streaming in memory independent of K, any tree of partial sums, and independence
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from bflcore.errors import OptionError
@@ -80,14 +81,17 @@ class AdditiveAggregator(Aggregator):
         return self.decode(self.encode(posteriors, weights, prior), prior)
 
 
-def check_weights(weights: Tensor, clients: int) -> None:
-    """Refuse weights that are not K finite numbers >= 0 with a positive sum."""
+def check_weights(weights: Tensor, clients: int, names: Sequence[int] = ()) -> None:
+    """Refuse weights that are not K finite numbers >= 0 with a positive sum.
+
+    `names` are the clients' ids, for the message; by default their rows.
+    """
     if tuple(weights.shape) != (clients,):
         raise OptionError(
             f"weights: {tuple(weights.shape)} given for {clients} posteriors; "
             f"allowed: one weight a client, shape ({clients},)"
         )
-    for client, weight in enumerate(weights.tolist()):
+    for client, weight in zip(names or range(clients), weights.tolist(), strict=True):
         if not (0 <= weight < float("inf")):
             raise OptionError(
                 f"weights: {weight} given for client {client}; allowed: a finite number >= 0"

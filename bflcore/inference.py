@@ -73,6 +73,11 @@ class Cohort:
     seed: int
     round: int
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse an order in which the first rows are not those with the most steps."""
+        if list(self.sizes) != sorted(self.sizes, reverse=True):
+            raise ValueError(f"a cohort's sizes must fall; given: {self.sizes}")
+
     def streams(self, purpose: str) -> list[torch.Generator]:
         """Return one generator a client, on the device of the data, for `purpose`."""
         return [

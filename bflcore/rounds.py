@@ -187,13 +187,14 @@ class Fusion:
 
         rule, prior = self.recipe.aggregator, self.broadcast.prior
         if isinstance(rule, AdditiveAggregator) and self._posterior is not None:
-            check_weights(torch.cat(self._weights), len(self.replied))
+            check_weights(torch.cat(self._weights), len(self.replied), self.replied)
             return rule.decode(self._posterior, prior)
         posteriors = type(prior).concatenate([result.posterior for result in self._waiting])
         examples = torch.cat([result.examples for result in self._waiting])
         weights = self.recipe.weighting.weigh(posteriors, examples, self.broadcast)
         for row, result in enumerate(self._waiting):
             self._summarise(result, weights[row : row + 1])
+        check_weights(weights, len(self.replied), self.replied)
         return rule.fuse(posteriors, weights, prior)
 
 
@@ -245,8 +246,9 @@ def _fault(result: LocalResult, broadcast: Broadcast) -> str:
     if not bool(result.loss.isfinite().all()):
         return f"loss is {float(result.loss[0])}"
     faults = (
-        f"statistic {name} is not finite"
-        for name, tensor in result.statistics.items()
+        f"{kind} {name} is not finite"
+        for kind, tensors in (("statistic", result.statistics), ("memory", result.memory))
+        for name, tensor in tensors.items()
         if not bool(tensor.isfinite().all())
     )
     return result.posterior[0].fault() or next(faults, "")

@@ -118,6 +118,12 @@ def test_annotations_of_no_option_may_name_what_is_not_imported():
     assert [one.name for one in options_of(Loose)] == ["scale", "switches", "cap", "depth"]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_float_without_bounds_must_still_be_finite(value):
+    with pytest.raises(OptionError, match=r"loose\.scale: .* allowed: a finite number"):
+        build(Loose, {"scale": value}, "loose")
+
+
 def test_none_is_refused_where_storing_would_turn_it_into_the_default():
     with pytest.raises(OptionError, match=r"loose\.scale: None is not allowed; .*default 1\.0"):
         build(Loose, {"scale": None}, "loose")
@@ -132,7 +138,7 @@ def test_each_word_of_a_tuple_is_read_by_the_type_of_its_elements():
 def test_an_optional_written_the_older_way_is_read_checked_and_named():
     assert parse_text(Loose, "cap", "3", "loose") == 3
     assert parse_text(Loose, "cap", "none", "loose") is None
-    with pytest.raises(OptionError, match="3.7 is not allowed; allowed: int or none"):
+    with pytest.raises(OptionError, match=r"3\.7 is not allowed; allowed: int or none"):
         build(Loose, {"cap": 3.7}, "loose")
 
 

@@ -167,7 +167,7 @@ def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
     (shadowed / "METADATA").write_text("Metadata-Version: 2.1\nName: bfl_aa.mine\nVersion: 0.9\n")
     (shadowed / "entry_points.txt").write_text("[bfl]\nmine = bfl_aa_mine\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(shadowed.parent)])
-    found = [d for d in read_plugins(plugin).distributions if d.name.startswith("bfl-aa")]
+    found = [d for d in read_plugins(plugin).distributions if d.module == "bfl_aa_mine"]
     assert [(d.version, d.state) for d in found] == [("1.2", "ok")]
 
 

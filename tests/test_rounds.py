@@ -94,7 +94,6 @@ def recipe(aggregator=None, weighting=None, hyper=None, inference=None):
 
 
 def sent(dtype=torch.float64):
-    """Return what the server sends in the tests."""
     return Broadcast(2, gaussian(SIZE, seed=50, dtype=dtype), gaussian(SIZE, seed=60, dtype=dtype))
 
 
@@ -120,7 +119,6 @@ def close(left, right):
 
 
 def spoilt(field, value):
-    """Return posteriors of three clients of which the middle one is spoilt."""
     spoilt = posteriors(3).map(torch.clone)
     getattr(spoilt, field)[1, 4] = value
     return reply([0, 1, 2], spoilt)

@@ -43,6 +43,7 @@ class Labels(Partitioner):
     """Give each client k classes; a class's samples are shared evenly by those that hold it.
 
     Client i takes classes (i k + j) mod C for j < k; with ``random``, k classes drawn at random.
+    Samples of a class that no client holds are left out.
     """
 
     name = "labels"
@@ -169,6 +170,11 @@ class Partition:
     test: tuple[Integers, ...]
     held_out: bool = False
 
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.train)
+
     def save(self, path: Path) -> None:
         """Write an ``.npz`` of plain integer arrays."""
         arrays: dict[str, Any] = {"held_out": np.array(self.held_out)}
@@ -201,16 +207,22 @@ def divide(
     """Assign samples to clients and divide each client's share into training and test samples.
 
     Class by class (a regression counts as one class): with ``train_per_class`` that many train
-    and the rest, up to ``test_per_class``, tests; without it, ``test_per_class`` (at most half)
-    or else `test_fraction` of the samples test and the rest trains. Data with a held-out test
-    split trains on the whole share, and each client is tested on the held-out samples of the
-    classes it trains on. Raises `DataError` when a client would have nothing to train on.
+    and the rest, up to ``test_per_class``, tests; with ``test_per_class`` alone that many test, at
+    most half of the class, and the rest trains. Without caps `test_fraction` of the share tests,
+    spread over its classes in proportion. With no ``train_per_class``, a client of two samples or
+    more tests at least one. Data with a held-out test split trains on the whole share (up to
+    ``train_per_class``), and each client is tested on the held-out samples of the classes it
+    trains on. Raises `DataError` when a client would have nothing to train on.
     """
+    if clients < 1:
+        raise DataError(f"--clients: {clients} is not allowed; allowed: 1 to {len(dataset.x)}")
     if clients > len(dataset.x):
         raise DataError(
             f"--clients: {clients} are more than the {len(dataset.x)} samples of {dataset.name}; "
             f"allowed: at most {len(dataset.x)}"
         )
+    if train_per_class is not None and train_per_class < 1:
+        raise DataError(f"--train-per-class: {train_per_class} is not allowed; allowed: at least 1")
     shares = partitioner.assign(dataset, clients, rng)
     held_out = dataset.x_test is not None
     train, test = [], []
@@ -236,26 +248,39 @@ def _train_and_test(
     test_cap: int | None,
     fraction: float,
 ) -> tuple[Integers, Integers]:
-    labels = dataset.y[share] if dataset.task == "classification" else np.zeros(len(share))
-    order = rng.permutation(len(share))
-    train, test = [], []
-    for c in np.unique(labels):
-        group = share[order[labels[order] == c]]
-        if train_cap is not None:
-            tests = group[train_cap:]
-            trains = group[:train_cap]
-            tests = tests if test_cap is None else tests[:test_cap]
-        else:
-            wanted = round(len(group) * fraction) if test_cap is None else test_cap
-            count = min(wanted, len(group) // 2)
-            tests, trains = group[:count], group[count:]
-        train.append(trains)
-        test.append(tests)
-    trains, tests = np.concatenate(train), np.concatenate(test)
-    wants_test = train_cap is None and (fraction > 0 or bool(test_cap))
-    if wants_test and len(tests) == 0 and len(trains) > 1:  # classes of one or two samples each
-        trains, tests = trains[1:], trains[:1]
-    return trains, tests
+    shuffled = share[rng.permutation(len(share))]
+    labels = dataset.y[shuffled] if dataset.task == "classification" else np.zeros(len(share))
+    _, first, sizes = np.unique(labels, return_index=True, return_counts=True)
+    start = np.zeros_like(sizes)  # samples of a class that come before its tests
+    if train_cap is not None:
+        start = np.minimum(sizes, train_cap)
+        tests = sizes - start if test_cap is None else np.minimum(sizes - start, test_cap)
+    elif test_cap is not None:
+        tests = np.minimum(sizes // 2, test_cap)
+        if test_cap > 0 and len(share) > 1 and tests.sum() == 0:  # every class is a single sample
+            tests[first.argmin()] = 1
+    else:
+        tests = _proportional(sizes, fraction, first)
+    grouped = shuffled[np.argsort(labels, kind="stable")]
+    rank = np.arange(len(share)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its class
+    begin, end = np.repeat(start, sizes), np.repeat(start + tests, sizes)
+    trains = rank < begin if train_cap is not None else rank >= end
+    return grouped[trains], grouped[(begin <= rank) & (rank < end)]
+
+
+def _proportional(sizes: Integers, fraction: float, ties: Integers) -> Integers:
+    """Return how many of each class's samples test: largest remainders, ties by rank in `ties`.
+
+    Rounding each class alone would leave a share of many small classes almost without tests.
+    """
+    total = int(sizes.sum())
+    if fraction == 0 or total < 2:
+        return np.zeros_like(sizes)
+    wanted = min(max(round(total * fraction), 1), total - 1)
+    counts, remainders = np.divmod(sizes * wanted, total)
+    by_remainder = np.lexsort((ties, -remainders))
+    counts[by_remainder[: wanted - int(counts.sum())]] += 1
+    return counts
 
 
 def _held_out_for(dataset: Dataset, train: Integers) -> Integers:

@@ -16,6 +16,7 @@ from bflcore.options import component, option
 __all__ = ["DATASETS"]
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+KEPT_BY_TORCHVISION = Path("FashionMNIST", "raw")  # below the folder it downloads to
 
 
 @component
@@ -119,20 +120,18 @@ class FashionMNIST(DataSource):
     reference = "Xiao et al. 2017"
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
-        """Read idx files from `folder` or Debian's package, else download through torchvision."""
-        stems = [
-            f"{part}-{what}-ubyte"
-            for part in ("train", "t10k")
-            for what in ("images-idx3", "labels-idx1")
-        ]
-        for place in filter(None, (folder, DEBIAN_FASHION_MNIST)):
-            paths = [find_idx(place, stem) for stem in stems]
-            found = [path for path in paths if path is not None]
-            if len(found) == len(stems):
-                x, y, x_test, y_test = (read_idx(path) for path in found)
-                images = np.concatenate([x, x_test])[:, None]
-                labels = _labels(np.concatenate([y, y_test]))
-                return Dataset(self.name, "classification", _images(images), labels, 10)
+        """Read idx files from `folder` or Debian's package, else download through torchvision.
+
+        What an earlier download left is found without downloading again.
+        """
+        kept = _download_folder(folder) / KEPT_BY_TORCHVISION
+        for place in filter(None, (folder, DEBIAN_FASHION_MNIST, kept)):
+            parts = [_idx_pair(place, part) for part in ("train", "t10k")]
+            found = [part for part in parts if part is not None]
+            if len(found) == len(parts):
+                images = np.concatenate([x for x, _ in found])[:, None]
+                labels = np.concatenate([y for _, y in found])
+                return Dataset(self.name, "classification", _images(images), _labels(labels), 10)
         if download:
             return _from_torchvision(self.name, "FashionMNIST", folder, download)
         raise DataError(
@@ -215,12 +214,32 @@ def _extra(module: str, package: str) -> Any:
         raise DataError(f"{package} is not installed: pip install 'bflcore[data]'") from None
 
 
+def _idx_pair(folder: Path, part: str) -> tuple[Any, Any] | None:
+    """Read the images [N, 28, 28] and labels [N] of ``train`` or ``t10k``, if they are there."""
+    paths = [find_idx(folder, f"{part}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")]
+    if paths[0] is None or paths[1] is None:
+        return None
+    x, y = read_idx(paths[0]), read_idx(paths[1])
+    if x.shape[1:] != (28, 28):
+        raise DataError(f"{paths[0]} has shape {x.shape}, not [N, 28, 28]; fetch it again")
+    if y.shape != x.shape[:1] or y.max(initial=0) > 9:
+        raise DataError(
+            f"{paths[1]} does not hold labels 0..9 of the {len(x)} images in {paths[0].name}; "
+            "fetch both again"
+        )
+    return x, y
+
+
+def _download_folder(folder: Path | None) -> Path:
+    return folder or Path.home() / ".cache" / "bflcore"
+
+
 def _from_torchvision(
     name: str, dataset: str, folder: Path | None, download: bool, **options: str
 ) -> Dataset:
     from bflcore.torchvision_import import torchvision
 
-    root = folder or Path.home() / ".cache" / "bflcore"
+    root = _download_folder(folder)
     make = getattr(torchvision().datasets, dataset)
     try:
         parts = [make(root, train=train, download=download, **options) for train in (True, False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,24 @@ __all__ = ["load_npz"]
 
 ALLOWED = ("x", "y", "client", "x_test", "y_test")
 
+# What numpy and zipfile raise for files that are damaged, encrypted, or no archive at all.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    AttributeError,
+    TypeError,
+    RuntimeError,
+)
+
 
 def load_npz(path: Path) -> Dataset:
     """Load ``x``, ``y``, optionally ``client`` (owner of each sample) and ``x_test``, ``y_test``.
 
-    Integer ``y`` are class labels 0..C-1; real ``y`` are regression targets ``[N]`` or ``[N, T]``.
+    Integer ``y`` are class labels 0..C-1, each of which occurs in ``y`` or ``y_test``; real ``y``
+    are regression targets ``[N]`` or ``[N, T]``.
     Bytes in ``x`` are scaled to [0, 1]. Raises `DataError` naming the array that is wrong.
     """
     arrays = _read(path)
@@ -36,11 +50,7 @@ def load_npz(path: Path) -> Dataset:
     _check_lengths(path, arrays, "x", ("y", "client"))
     if "x_test" in arrays:
         _check_lengths(path, arrays, "x_test", ("y_test",))
-        if arrays["x"].shape[1:] != arrays["x_test"].shape[1:]:
-            raise DataError(
-                f"{path}: samples of x are {arrays['x'].shape[1:]}, of x_test "
-                f"{arrays['x_test'].shape[1:]}; they must agree"
-            )
+        _check_alike(path, arrays)
     return _dataset(path, arrays)
 
 
@@ -52,9 +62,7 @@ def _dataset(path: Path, arrays: dict[str, Any]) -> Dataset:
     y_test = targets(path, "y_test", arrays["y_test"]) if test else None
     classes = 0
     if labels:
-        classes = int(max(y.max(), y_test.max() if y_test is not None else 0)) + 1
-        if classes < 2:
-            raise DataError(f"{path}: y has a single class; allowed: labels 0..C-1 with C >= 2")
+        classes = _classes(path, y if y_test is None else np.concatenate([y, y_test]))
     return Dataset(
         path.stem,
         "classification" if labels else "regression",
@@ -73,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise DataError(f"--data: {path} does not exist; give an .npz file with x and y") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"--data: {path} cannot be read as .npz ({error}); write it with numpy.savez, "
             "without object arrays"
@@ -81,15 +89,23 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_numbers(path: Path, name: str, array: Any) -> None:
+    if not isinstance(array, np.ndarray):  # a member of the archive that is no array
+        raise DataError(f"{path}: {name} is no array; write the file with numpy.savez")
     if array.dtype.kind not in "fiub":
         raise DataError(f"{path}: {name} is of type {array.dtype}; allowed: numbers")
     if name == "client" and (array.dtype.kind not in "iu" or array.ndim != 1):
         raise DataError(f"{path}: client must be a vector of integers, one owner a sample")
-    if len(array.shape) == 0 or len(array) == 0:
+    if array.ndim == 0 or array.size == 0:
         raise DataError(f"{path}: {name} is empty")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(1))[0, 0])
-        raise DataError(f"{path}: {name} has NaN or infinity (first at sample {row}); remove it")
+    if array.dtype.kind != "f":
+        return
+    fits = np.abs(array) <= np.finfo(np.float32).max  # false for NaN, too
+    if not fits.all():
+        row = int(np.argwhere(~fits.reshape(len(array), -1).all(1))[0, 0])
+        raise DataError(
+            f"{path}: {name} has NaN, infinity or more than float32 holds (first at sample {row}); "
+            "remove it"
+        )
 
 
 def _check_lengths(path: Path, arrays: dict[str, Any], first: str, others: tuple[str, ...]) -> None:
@@ -98,6 +114,27 @@ def _check_lengths(path: Path, arrays: dict[str, Any], first: str, others: tuple
             raise DataError(
                 f"{path}: {first} has {len(arrays[first])} samples, {other} has "
                 f"{len(arrays[other])}; they must agree"
+            )
+
+
+def _check_alike(path: Path, arrays: dict[str, Any]) -> None:
+    """Refuse a test split whose samples are not of the same kind as the training samples."""
+    for name in ("x", "y"):
+        mine, test = arrays[name], arrays[f"{name}_test"]
+        if mine.shape[1:] != test.shape[1:]:
+            raise DataError(
+                f"{path}: samples of {name} are {mine.shape[1:]}, of {name}_test "
+                f"{test.shape[1:]}; they must agree"
+            )
+        # Bytes are scaled and other numbers are not; integers are labels and real ones are not.
+        one, other = (
+            array.dtype == np.uint8 if name == "x" else array.dtype.kind == "f"
+            for array in (mine, test)
+        )
+        if one != other:
+            raise DataError(
+                f"{path}: {name} is of type {mine.dtype}, {name}_test of {test.dtype}; "
+                "give both the same type"
             )
 
 
@@ -113,6 +150,21 @@ def _labels(path: Path, name: str, y: Any) -> Any:
     if y.min() < 0:
         raise DataError(f"{path}: {name} has the label {y.min()}; allowed: 0..C-1")
     return y.astype(np.int64)
+
+
+def _classes(path: Path, labels: Any) -> int:
+    """Return C. Raises `DataError` unless the labels are exactly 0..C-1 and C >= 2."""
+    present = np.unique(labels)
+    classes = int(present[-1]) + 1
+    if classes < 2:
+        raise DataError(f"{path}: y has a single class; allowed: labels 0..C-1 with C >= 2")
+    if len(present) < classes:
+        missing = int(np.flatnonzero(present != np.arange(len(present)))[0])
+        raise DataError(
+            f"{path}: y goes up to {classes - 1} but has no label {missing}; allowed: labels "
+            "0..C-1 without gaps: renumber them with numpy.unique(y, return_inverse=True)[1]"
+        )
+    return classes
 
 
 def _targets(path: Path, name: str, y: Any) -> Any:

@@ -44,7 +44,9 @@ class Local(Engine):
         tasks = max(1, len(problem.clients))
         count = min(self.workers or (_cores() if on_cpu else 1), tasks)
         chunk = self.chunk or (1 if on_cpu else tasks)
-        with workers.crew(problem, inference, bins, count) as crew:
+        # One thread a process, this one too: results must not depend on the number of workers,
+        # and a server whose threads wait for the workers' cores spins instead of working.
+        with workers.single_threaded(), workers.crew(problem, inference, bins, count) as crew:
             yield LocalSession(problem, inference, crew, chunk)
 
 

@@ -60,10 +60,7 @@ class Alone(Crew):
     def run(self, stage: str, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Run the tasks one after the other."""
         for task in tasks:
-            # One thread, as in a worker: results must not depend on how many workers there are.
-            with single_threaded():
-                reply = self._site.run(stage, broadcast, task)
-            yield reply
+            yield self._site.run(stage, broadcast, task)
 
 
 @attrs.frozen(eq=False)

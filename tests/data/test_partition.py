@@ -104,9 +104,40 @@ def test_the_label_split_of_the_papers():
     assert [len(t) for t in part.test] == [5 * 230] * 10  # 1,400 a class among five clients
 
 
-def test_without_caps_a_fifth_of_each_class_tests():
-    part = divide(dataset(1000), IID(), 4, rng())
-    assert all(len(t) == pytest.approx(50, abs=6) for t in part.test)
+@given(st.integers(1, 12), st.integers(0, 20), st.sampled_from([0.1, 0.2, 0.5, 0.8]))
+def test_the_test_fraction_is_spread_over_a_clients_classes(clients, seed, fraction):
+    data = dataset(300)
+    part = divide(data, Dirichlet(a=0.3), clients, rng(seed), test_fraction=fraction)
+    for trains, tests in zip(part.train, part.test, strict=True):
+        share = np.concatenate([trains, tests])
+        assert len(tests) == max(1, round(len(share) * fraction))
+        exact = np.bincount(data.y[share], minlength=10) * len(tests) / len(share)
+        assert np.abs(np.bincount(data.y[tests], minlength=10) - exact).max() < 1
+
+
+def test_a_share_of_many_classes_of_one_sample_still_tests_a_fifth():
+    data = dataset(100, classes=100)
+    part = divide(data, IID(), 2, rng())
+    assert [len(tests) for tests in part.test] == [10, 10]
+    assert data.y[np.concatenate(part.test)].max() > 50  # not the lowest classes alone
+
+
+def test_a_cap_on_tests_alone_leaves_half_of_a_class_to_training():
+    data = dataset(60)
+    part = divide(data, IID(), 1, rng(), test_per_class=5)
+    assert np.bincount(data.y[part.test[0]]).tolist() == [3] * 10
+    assert np.bincount(data.y[part.train[0]]).tolist() == [3] * 10
+
+
+def test_a_cap_on_tests_alone_tests_one_sample_even_of_single_samples():
+    part = divide(dataset(10), IID(), 1, rng(), test_per_class=5)
+    assert (len(part.train[0]), len(part.test[0])) == (9, 1)
+
+
+def test_a_client_of_one_sample_trains_on_it():
+    part = divide(dataset(4), IID(), 4, rng())
+    assert [len(t) for t in part.train] == [1] * 4
+    assert [len(t) for t in part.test] == [0] * 4
 
 
 def test_a_held_out_split_is_never_trained_on_and_matches_the_clients_classes():
@@ -129,10 +160,18 @@ def test_more_clients_than_samples_are_refused():
         divide(dataset(), IID(), 201, rng())
 
 
+def test_counts_below_one_are_refused():
+    with pytest.raises(DataError, match="--clients: 0 is not allowed; allowed: 1 to 200"):
+        divide(dataset(), IID(), 0, rng())
+    with pytest.raises(DataError, match="--train-per-class: 0 is not allowed"):
+        divide(dataset(), IID(), 2, rng(), train_per_class=0)
+
+
 def test_a_saved_partition_is_read_back(tmp_path):
     part = divide(dataset(), Dirichlet(), 5, rng())
     part.save(tmp_path / "partition.npz")
     back = Partition.load(tmp_path / "partition.npz")
     assert back.held_out is False
+    assert back.clients == part.clients == 5
     for mine, theirs in zip(part.train + part.test, back.train + back.test, strict=True):
         assert np.array_equal(mine, theirs)

@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -41,14 +43,21 @@ NAN[4, 1] = np.nan
     [
         ({"x": X}, "'y' is missing"),
         ({"x": X, "y": Y[:5]}, "x has 6 samples, y has 5"),
-        ({"x": NAN, "y": Y}, r"x has NaN or infinity \(first at sample 4\)"),
+        ({"x": NAN, "y": Y}, r"x has NaN, infinity .* \(first at sample 4\)"),
+        ({"x": X * 1e300, "y": Y}, r"more than float32 holds \(first at sample 0\)"),
+        ({"x": X, "y": Y * 2}, "goes up to 4 but has no label 1"),
         ({"x": X, "y": Y - 1}, "label -1; allowed: 0..C-1"),
         ({"x": X, "y": np.zeros(6, int)}, "a single class"),
         ({"x": X, "y": Y, "client": Y[:3]}, "client has 3"),
         ({"x": X, "y": Y, "client": Y / 2}, "client must be a vector of integers"),
         ({"x": X, "y": Y, "x_test": X}, "come together"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "must agree"),
+        ({"x": X, "y": X, "x_test": X, "y_test": X[:, :1]}, "samples of y .* must agree"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y is of type int64, y_test of float64"),
+        ({"x": X.astype("u1"), "y": Y, "x_test": X, "y_test": Y}, "x is of type uint8, x_test"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),
+        ({"x": X[:, :0], "y": Y}, "x is empty"),
+        ({"x": np.float64(1), "y": Y}, "x is empty"),
         ({"x": X.astype(str), "y": Y}, "allowed: numbers"),
         ({"x": X, "y": Y, "labels": Y}, "'labels' is unknown"),
     ],
@@ -69,4 +78,21 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
         load_npz(tmp_path / "none.npz")
     (tmp_path / "own.npz").write_bytes(b"PK nonsense")
     with pytest.raises(DataError, match="cannot be read"):
+        load_npz(tmp_path / "own.npz")
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+    np.savez_compressed(tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(500, 4)))
+    raw = bytearray((tmp_path / "own.npz").read_bytes())
+    raw[100:140] = b"\xff" * 40  # inside the compressed numbers
+    (tmp_path / "own.npz").write_bytes(raw)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_npz(tmp_path / "own.npz")
+
+
+def test_a_member_that_is_no_array_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        archive.writestr("x", b"hello")
+        archive.writestr("y", b"hello")
+    with pytest.raises(DataError, match="x is no array"):
         load_npz(tmp_path / "own.npz")
