@@ -86,7 +86,8 @@ def test_the_stored_experiment_repeats_the_run(bfl, tmp_path):
 def test_flags_override_the_file_and_the_file_the_method(bfl, tmp_path):
     (tmp_path / "mine.toml").write_text(
         'method = "bpfed"\nrounds = 1\nseed = 5\n[data]\ndata = "synthetic"\nclients = 2\n'
-        'partition = "natural"\n[inference]\nkl_weight = 0.5\nlocal_epochs = 1\n[engine]\nworkers = 1\n'
+        'partition = "natural"\n'
+        "[inference]\nkl_weight = 0.5\nlocal_epochs = 1\n[engine]\nworkers = 1\n"
     )
     status, _, err = bfl("run", "mine.toml", "--seed", "6", "--out", "run", "--lr", "0.01")
     assert status == 0, err
