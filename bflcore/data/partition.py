@@ -273,9 +273,9 @@ def _proportional(sizes: Integers, fraction: float, ties: Integers) -> Integers:
 
     Rounding each class alone would leave a share of many small classes almost without tests.
     """
-    total = int(sizes.sum())
-    if fraction == 0 or total < 2:
+    if fraction == 0:
         return np.zeros_like(sizes)
+    total = int(sizes.sum())
     wanted = min(max(round(total * fraction), 1), total - 1)
     counts, remainders = np.divmod(sizes * wanted, total)
     by_remainder = np.lexsort((ties, -remainders))

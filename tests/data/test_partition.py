@@ -134,6 +134,11 @@ def test_a_cap_on_tests_alone_tests_one_sample_even_of_single_samples():
     assert (len(part.train[0]), len(part.test[0])) == (9, 1)
 
 
+def test_a_client_of_two_samples_tests_on_one():
+    part = divide(dataset(8), IID(), 4, rng())
+    assert [len(t) for t in part.train] == [len(t) for t in part.test] == [1] * 4
+
+
 def test_a_client_of_one_sample_trains_on_it():
     part = divide(dataset(4), IID(), 4, rng())
     assert [len(t) for t in part.train] == [1] * 4
