@@ -7,7 +7,7 @@ streaming in memory independent of K, any tree of partial sums, and independence
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from bflcore.errors import OptionError
@@ -23,14 +23,21 @@ __all__ = [
     "AdditiveAggregator",
     "Aggregator",
     "Average",
+    "CoordinatewiseAggregator",
     "Equal",
     "Examples",
     "Statistics",
     "Weighting",
+    "blocks",
     "check_weights",
+    "weighted_sum",
 ]
 
 Statistics = dict[str, "Tensor"]
+
+# The fusion loop takes this many coordinates of this many clients at a time: 2 MB in float32, so
+# that what is computed from a block is computed in cache.
+COORDINATES, CLIENTS = 16_384, 32
 
 
 class Aggregator(Component, abc.ABC):
@@ -41,12 +48,22 @@ class Aggregator(Component, abc.ABC):
 
     kind: ClassVar[str] = "aggregator"
     families: ClassVar[tuple[str, ...]]  # posterior families the rule can fuse
-    tags: ClassVar[frozenset[str]] = frozenset()  # laws claimed: pools, adds-evidence, robust
+    # Laws claimed, checked by `bflcore.testing.aggregation_laws`:
+    # pools             the scale of weights is nothing, a client of weight zero is absent
+    # adds-evidence     weights are ignored: every client's knowledge counts in full
+    # robust            weights are ignored, and a minority of liars cannot move the result far
+    # additive          any tree of partial sums gives the same
+    # keeps-variance    identical clients give their common variance
+    # shrinks-variance  K identical clients of equal weight give a K-th of it
+    # narrow            the fused variance is at most the weighted mean of the clients'
+    # mixture           the variance of the means is part of the fused variance
+    # subtracts-prior   what the clients share through their prior counts once
+    tags: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def weighs(self) -> bool:
-        """Whether weights matter; rules that add evidence ignore them."""
-        return "adds-evidence" not in self.tags
+        """Whether weights matter; rules that add evidence and robust rules ignore them."""
+        return not self.tags & {"adds-evidence", "robust"}
 
     @abc.abstractmethod
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
@@ -68,17 +85,96 @@ class AdditiveAggregator(Aggregator):
         """Return the sufficient sums over clients ``[P]``, in float64."""
 
     def merge(self, left: Statistics, right: Statistics) -> Statistics:
-        """Combine two partial sums."""
-        return {name: left[name] + right[name] for name in left}
+        """Combine two partial sums; a sum that only one of them has is zero in the other."""
+        return {
+            name: left[name] + right[name] if name in left and name in right else one
+            for name, one in (left | right).items()
+        }
+
+    def accumulate(
+        self, total: Statistics, posteriors: Posterior, weights: Tensor, prior: Posterior
+    ) -> Statistics:
+        """Return `total` (empty at first) with more clients in it; `total` may be changed."""
+        encoded = self.encode(posteriors, weights, prior)
+        return self.merge(total, encoded) if total else encoded
 
     @abc.abstractmethod
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Return the fused posterior ``[P]``, in the prior's dtype."""
 
+    def report(self, total: Statistics, prior: Posterior) -> dict[str, float]:
+        """Return figures of a fusion that its user should know of, by name; by default none."""
+        return {}
+
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Encode, sum, decode."""
         check_weights(weights, len(posteriors.mean))
         return self.decode(self.encode(posteriors, weights, prior), prior)
+
+
+class CoordinatewiseAggregator(AdditiveAggregator):
+    """Base of additive rules that fuse every coordinate alone.
+
+    A rule states the sums of a block; the loop over blocks is here, once. Within a block numbers
+    keep the clients' dtype, from block to block sums are float64: float32 results are right to a
+    few roundings whatever K is, and no copy of the posteriors in float64 is ever made. A client
+    that is added to a total needs no memory beyond a block.
+    """
+
+    @abc.abstractmethod
+    def sums(self, weights: Tensor, *fields: Tensor) -> Statistics:
+        """Return sums over the clients of a block, each ``[B]`` or a scalar, in float64.
+
+        `weights` ``[K]`` in float64; `fields` ``[K, B]`` are the posterior's, in order, the mean
+        as its difference from the prior's. `weighted_sum` sums a field. They are not to be changed.
+        """
+
+    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
+        """Sum block by block."""
+        return self.accumulate({}, posteriors, weights, prior)
+
+    def accumulate(
+        self, total: Statistics, posteriors: Posterior, weights: Tensor, prior: Posterior
+    ) -> Statistics:
+        """Add clients to `total`, block by block and in place."""
+        packed = posteriors.pack()
+        mean, others = packed.pop("mean"), tuple(packed.values())
+        vectors = {name: tensor for name, tensor in total.items() if tensor.ndim}
+        scalars = {name: tensor for name, tensor in total.items() if not tensor.ndim}
+        after = dict(scalars)
+        for part in blocks(mean.shape[1], COORDINATES):
+            sums = scalars | {name: vectors[name][part] for name in vectors} if scalars else {}
+            for rows in blocks(len(mean), CLIENTS):
+                shift = mean[rows, part] - prior.mean[part]
+                rest = (field[rows, part] for field in others)
+                block = self.sums(weights[rows].double(), shift, *rest)
+                sums = self.merge(sums, block) if sums else block
+            for name, value in sums.items():
+                if not value.ndim:
+                    after[name] = value
+                    continue
+                if name not in vectors:
+                    vectors[name] = value.new_zeros(mean.shape[1])
+                vectors[name][part] = value
+        return after | vectors
+
+
+def blocks(length: int, size: int) -> Iterator[slice]:
+    """Yield slices of at most `size` that cover `length`; of nothing, one empty slice."""
+    for first in range(0, max(length, 1), size):
+        yield slice(first, min(first + size, length))
+
+
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return sum_k w_k values_k ``[B]`` in float64; `weights` ``[K]``, `values` ``[K, B]``.
+
+    Weights are scaled to at most 1 before they take the dtype of `values`: they may be as small
+    or as large as float64 allows.
+    """
+    largest = weights.max()
+    if not bool(largest > 0):
+        return values.new_zeros(values.shape[1:]).double()
+    return ((weights / largest).to(values.dtype) @ values).double().mul_(largest)
 
 
 def check_weights(weights: Tensor, clients: int, names: Sequence[int] = ()) -> None:
@@ -101,7 +197,7 @@ def check_weights(weights: Tensor, clients: int, names: Sequence[int] = ()) -> N
 
 
 @component
-class Average(AdditiveAggregator):
+class Average(CoordinatewiseAggregator):
     """Average the posteriors' parameters (naive weighted average).
 
     mean = sum w mu, variance = sum w s with weights that sum to one; with ``on = "std"`` standard
@@ -112,17 +208,17 @@ class Average(AdditiveAggregator):
     aliases = ("nwa",)
     reference = "Fischer et al. 2024 (NWA); McMahan et al. 2017 for points"
     families = ("point", "gaussian")
-    tags = frozenset({"pools", "additive"})
+    tags = frozenset({"pools", "additive", "keeps-variance", "narrow"})
 
     on: str = option("variance", "what is averaged beside the mean", choices=("variance", "std"))
 
-    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum w, w (mu - mu_0) and w s; differences from the prior keep float32 clients exact."""
-        w = weights.double()
-        sums = {"weight": w.sum(), "mean": _weighted_sum(w, posteriors.mean, prior.mean)}
-        if isinstance(posteriors, Gaussian):
-            spread = posteriors.variance if self.on == "variance" else posteriors.variance.sqrt()
-            sums["spread"] = _weighted_sum(w, spread)
+    def sums(self, weights: Tensor, *fields: Tensor) -> Statistics:
+        """Sum w, w (mu - mu_0), and w s or w sqrt(s)."""
+        shift, *rest = fields
+        sums = {"weight": weights.sum(), "mean": weighted_sum(weights, shift)}
+        if rest:
+            spread = rest[0] if self.on == "variance" else rest[0].sqrt()
+            sums["spread"] = weighted_sum(weights, spread)
         return sums
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
@@ -133,14 +229,6 @@ class Average(AdditiveAggregator):
             return type(prior).unpack({"mean": mean})
         spread = total["spread"] / total["weight"]
         return Gaussian(mean, (spread if self.on == "variance" else spread.square()).to(dtype))
-
-
-def _weighted_sum(weights: Tensor, values: Tensor, origin: Tensor | None = None) -> Tensor:
-    """Return sum_k w_k (values_k - origin) ``[P]`` in float64, one client at a time."""
-    total = values.new_zeros(values.shape[1:]).double()
-    for weight, value in zip(weights.tolist(), values, strict=True):
-        total.add_(value.double() if origin is None else value.double() - origin, alpha=weight)
-    return total
 
 
 class Weighting(Component, abc.ABC):

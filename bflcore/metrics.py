@@ -32,6 +32,7 @@ Sums = Mapping[str, "Tensor"]
 
 CLIP = 1e-12  # smallest probability whose logarithm is taken
 RETENTION_BINS = 100  # of normalised entropy; the retention curve's resolution
+SPREAD = 1e-12  # of the sum of squares: a spread this small is rounding, not variation
 INTERVALS = (50, 90, 95)  # per cent, of the predictive intervals whose coverage is counted
 
 
@@ -39,8 +40,9 @@ def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -
     """Sum the metrics of class predictions.
 
     `probabilities` ``[S, B, C]``, one per parameter draw; `labels` ``[B]``. Figures are those of
-    the mean predictive. Entropy is normalised by log C; aleatoric and epistemic are the traces
-    of Kwon et al. 2020, eq. 4, and add up to 1 - sum p^2.
+    the mean predictive. Entropy is normalised by log C, mutual information is in nats; aleatoric
+    and epistemic are the traces of Kwon et al. 2020, eq. 4, and add up to 1 - sum p^2. A batch of
+    no samples gives zeros.
     """
     import torch
 
@@ -65,8 +67,10 @@ def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -
     }
     if classes > 5:
         sums["top5"] = (p.topk(5, dim=1).indices == labels[:, None]).any(1).sum().double()
-    # Bins are (lo, hi]; a confidence of 0 belongs to the first.
-    bin_of = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
+    # Bins are (lo, hi], found by comparison: 0.07 * 100 already rounds into the next bin. The
+    # clamp keeps what is above 1 by rounding, or NaN, in the last.
+    borders = torch.arange(1, bins + 1, dtype=p.dtype, device=p.device) / bins
+    bin_of = torch.bucketize(confidence, borders).clamp_max(bins - 1)
     level = (entropy / math.log(classes) * RETENTION_BINS).long().clamp(0, RETENTION_BINS - 1)
 
     def histogram(index: Tensor, weights: Tensor, size: int) -> Tensor:
@@ -108,11 +112,14 @@ def add(left: Sums, right: Sums) -> dict[str, Tensor]:
 
 
 def figures(sums: Sums) -> dict[str, float]:
-    """Return the metrics that the sums stand for.
+    """Return the metrics that the sums stand for; what is undefined is left out.
 
     Classification: accuracy, top5, nll, brier, ece, mce, entropy and its parts. Regression: rmse,
-    nmse = sum (y - prediction)^2 / sum (y - mean y)^2, nll per value, coverage.
+    nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined where targets do not vary), nll
+    per value, coverage. Sums of no sample have no figures.
     """
+    if not float(sums["examples"]):
+        return {}
     return _regression(sums) if "squared_error" in sums else _classification(sums)
 
 
@@ -135,25 +142,30 @@ def _regression(sums: Sums) -> dict[str, float]:
     n, values = float(sums["examples"]), float(sums["values"])
     spread = float((sums["target_squared"] - sums["target"].square() / n).sum())
     error = float(sums["squared_error"])
+    # Below this, the spread is what rounding left of equal targets.
+    varies = spread > SPREAD * float(sums["target_squared"].sum())
     return {
         "rmse": math.sqrt(error / values),
-        "nmse": error / spread if spread > 0 else math.nan,
+        **({"nmse": error / spread} if varies else {}),
         "nll": float(sums["nll"]) / values,
         **{f"coverage{level}": float(sums[f"inside{level}"]) / values for level in INTERVALS},
     }
 
 
 def summarise(per_client: Sequence[Sums]) -> dict[str, dict[str, float]]:
-    """Return each figure's mean and standard deviation over clients, and its pooled value."""
+    """Return each figure's mean and standard deviation over clients, and its pooled value.
+
+    The mean is over the clients that have the figure; where none has, it is left out.
+    """
+    if not per_client:
+        return {}
     each = [figures(sums) for sums in per_client]
     pooled = figures(reduce(add, per_client))
+    held = {name: [one[name] for one in each if name in one] for name in pooled}
     return {
-        name: {
-            "mean": float(np.mean([one[name] for one in each])),
-            "std": float(np.std([one[name] for one in each])),
-            "pooled": value,
-        }
-        for name, value in pooled.items()
+        name: {"mean": float(np.mean(of)), "std": float(np.std(of)), "pooled": pooled[name]}
+        for name, of in held.items()
+        if of
     }
 
 
@@ -169,7 +181,10 @@ def curve(sums: Sums) -> dict[str, list[float]]:
 
 
 def retention(sums: Sums) -> dict[str, list[float]]:
-    """Return accuracy against the fraction retained when the most uncertain are discarded."""
+    """Return accuracy against the fraction retained when the most uncertain are discarded.
+
+    One point for each level of entropy that occurs, so each point keeps whole levels.
+    """
     count, hits = sums["level_count"].cumsum(0), sums["level_hits"].cumsum(0)
     steps = (sums["level_count"] > 0).nonzero()[:, 0]
     return {
@@ -181,7 +196,7 @@ def retention(sums: Sums) -> dict[str, list[float]]:
 def ood_auroc(inside: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> float:
     """Return the chance that a sample from another data set is the more uncertain; ties are half.
 
-    `inside` and `outside` are entropies of the test set and of the other data.
+    `inside` and `outside` are entropies of the test set and of the other data, both non-empty.
     """
     values = np.sort(inside)
     below = np.searchsorted(values, outside, side="left")

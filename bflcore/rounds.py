@@ -11,7 +11,7 @@ what it sends: the `Broadcast`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -50,7 +50,10 @@ class Recipe:
 
 @attrs.frozen(eq=False)
 class Round:
-    """What one round produced: the next broadcast, and its record."""
+    """What one round produced: the next broadcast, and its record.
+
+    `report` holds the aggregator's figures, for example how many coordinates it had to floor.
+    """
 
     broadcast: Broadcast
     loss: float
@@ -60,6 +63,7 @@ class Round:
     bytes_down: int
     client_seconds: float
     server_seconds: float
+    report: Mapping[str, float] = attrs.field(factory=dict)
 
 
 def begin(recipe: Recipe, problem: Problem) -> Broadcast:
@@ -126,7 +130,8 @@ class Fusion:
         self._streams = isinstance(recipe.aggregator, AdditiveAggregator) and recipe.weighting.local
         self._waiting: list[LocalResult] = []
         self._weights: list[Tensor] = []
-        self._posterior: Statistics | None = None
+        self._posterior: Statistics = {}
+        self._report: dict[str, float] = {}
         self._hyper: Statistics | None = None
 
     def add(self, reply: LocalResult | ClientError) -> list[LocalResult]:
@@ -159,6 +164,7 @@ class Fusion:
             clients * _bytes_down(self.broadcast),
             client_seconds,
             seconds,
+            self._report,
         )
 
     def _count(self, result: LocalResult) -> None:
@@ -172,8 +178,9 @@ class Fusion:
         assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what streaming requires
         weights = self.recipe.weighting.weigh(result.posterior, result.examples, self.broadcast)
         self._weights.append(weights)  # one number a client, to be checked when all are known
-        encoded = rule.encode(result.posterior, weights, self.broadcast.prior)
-        self._posterior = rule.merge(self._posterior, encoded) if self._posterior else encoded
+        self._posterior = rule.accumulate(
+            self._posterior, result.posterior, weights, self.broadcast.prior
+        )
         self._summarise(result, weights)
 
     def _summarise(self, result: LocalResult, weights: object) -> None:
@@ -185,17 +192,26 @@ class Fusion:
     def _fuse(self) -> Posterior:
         import torch
 
-        rule, prior = self.recipe.aggregator, self.broadcast.prior
-        if isinstance(rule, AdditiveAggregator) and self._posterior is not None:
+        if self._streams:
             check_weights(torch.cat(self._weights), len(self.replied), self.replied)
-            return rule.decode(self._posterior, prior)
+            return self._decode()
+        rule, prior = self.recipe.aggregator, self.broadcast.prior
         posteriors = type(prior).concatenate([result.posterior for result in self._waiting])
         examples = torch.cat([result.examples for result in self._waiting])
         weights = self.recipe.weighting.weigh(posteriors, examples, self.broadcast)
         for row, result in enumerate(self._waiting):
             self._summarise(result, weights[row : row + 1])
         check_weights(weights, len(self.replied), self.replied)
-        return rule.fuse(posteriors, weights, prior)
+        if not isinstance(rule, AdditiveAggregator):
+            return rule.fuse(posteriors, weights, prior)
+        self._posterior = rule.encode(posteriors, weights, prior)
+        return self._decode()
+
+    def _decode(self) -> Posterior:
+        rule, prior = self.recipe.aggregator, self.broadcast.prior
+        assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what sums are taken for
+        self._report = rule.report(self._posterior, prior)
+        return rule.decode(self._posterior, prior)
 
 
 def screen(

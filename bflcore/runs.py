@@ -196,6 +196,7 @@ class Summary:
         from bflcore import metrics
 
         record: Record = {"round": number, "train.loss": done.loss}
+        record |= {f"aggregator.{name}": figure for name, figure in done.report.items()}
         for group, members in groups.items():
             figures = metrics.summarise([sums for _, sums in members])
             for name, figure in figures.items():

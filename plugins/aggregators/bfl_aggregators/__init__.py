@@ -1,0 +1,1 @@
+"""Fusion rules and weightings for Gaussian posteriors, a plugin of bflcore."""
