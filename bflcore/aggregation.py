@@ -126,7 +126,8 @@ class CoordinatewiseAggregator(AdditiveAggregator):
         """Return sums over the clients of a block, each ``[B]`` or a scalar, in float64.
 
         `weights` ``[K]`` in float64; `fields` ``[K, B]`` are the posterior's, in order, the mean
-        as its difference from the prior's. `weighted_sum` sums a field. They are not to be changed.
+        as its difference from the prior's. `weighted_sum` sums a field. The differences are
+        scratch, to be overwritten freely; the other fields are the clients' own.
         """
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:

@@ -25,15 +25,20 @@ __all__ = [
     "normalise",
 ]
 
+# A sum of precisions beyond this is looked at closely: near the end of float32's range d/s is not.
+HUGE = 1e30
+
 
 def natural_sums(weights: Tensor, shift: Tensor, variance: Tensor, *, exact: bool) -> Statistics:
-    """Sum w/s and w d/s ``[B]`` over clients ``[K, B]``; w/s in float64 throughout if `exact`."""
+    """Sum w/s and w d/s ``[B]`` over clients ``[K, B]``; w/s in float64 throughout if `exact`.
+
+    Overwrites `shift`.
+    """
     precision = (variance.double() if exact else variance).reciprocal()
     total = weighted_sum(weights, precision)
-    moved = weighted_sum(weights, shift / variance)
-    if bool((total + moved).isfinite().all()):
-        return {"precision": total, "shift": moved}
-    return _natural_sums_where_certain(weights, shift.double(), variance.double())
+    if not bool((total < HUGE).all()):  # infinite, or 0 * infinity: some variance is zero
+        return _natural_sums_where_certain(weights, shift.double(), variance.double())
+    return {"precision": total, "shift": weighted_sum(weights, shift.div_(variance))}
 
 
 def _natural_sums_where_certain(weights: Tensor, shift: Tensor, variance: Tensor) -> Statistics:
@@ -118,14 +123,14 @@ def linear_pool_sums(weights: Tensor, shift: Tensor, variance: Tensor) -> Statis
     """Sum w, w d, and w (s + (d - centre)^2) about the block's own centre.
 
     Differences are taken from the first client before they are averaged, so that clients which
-    agree give exactly none.
+    agree give exactly none. Overwrites `shift`.
     """
-    weight, first = weights.sum(), shift[0]
-    apart = shift - first
+    weight, first = weights.sum(), shift[0].clone()
+    apart = shift.sub_(first)
     moved = weighted_sum(weights, apart)
     if bool(weight > 0):
         apart.sub_((moved / weight).to(apart.dtype))
-    spread = torch.addcmul(variance, apart, apart)
+    spread = torch.addcmul(variance, apart, apart, out=apart)
     return {
         "weight": weight,
         "mean": moved.add_(first.double() * weight),
