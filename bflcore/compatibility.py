@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bflcore.inference import LocalInference
     from bflcore.registry import Registry
 
-__all__ = ["check", "fits"]
+__all__ = ["check", "fits", "ignored"]
 
 FITTED = ("aggregator", "weighting", "hyper")  # kinds that must know the inference's family
 
@@ -37,3 +37,13 @@ def check(
             f"but inference {inference.name} gives {inference.family}; {part.kind}s that fit: "
             f"{', '.join(fitting) or 'none'} (bfl matrix shows all combinations)"
         )
+
+
+def ignored(aggregator: Aggregator, weighting: Weighting) -> str:
+    """Say that a weighting asked for has no effect under `aggregator`, or return ``""``."""
+    if aggregator.weighs:
+        return ""
+    return (
+        f"note: aggregator {aggregator.name} ignores weights; "
+        f"--weighting {weighting.name} has no effect"
+    )

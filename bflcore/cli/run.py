@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bflcore.cli.progress import progress_of
+from bflcore.compatibility import ignored
 from bflcore.errors import OptionError, nearest, unknown
 from bflcore.experiment import PARTS, DataSettings, RunSettings, Text, read, resolve
 from bflcore.options import Component, options_of
@@ -81,7 +82,11 @@ def run(
     if method.endswith(".toml"):
         file = read(Path(method))
         method = file.get("method") or _missing_method(method)
-    experiment = resolve(registry, method, file, _flags(given, options))
+    flags = _flags(given, options)
+    experiment = resolve(registry, method, file, flags)
+    note = ignored(experiment.aggregator, experiment.weighting)
+    if note and "weighting" in flags:
+        click.echo(note, err=True)
     from bflcore import runs
     from bflcore.report import write_report
 

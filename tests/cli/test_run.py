@@ -110,6 +110,8 @@ def test_swapping_a_part_drops_the_methods_defaults_for_it(bfl, tmp_path):
     "swap",
     [
         ("bpfed", "--hyper", "fixed"),
+        ("bpfed", "--aggregator", "linear-pool", "--weighting", "max-discrepancy"),
+        ("fedavg", "--aggregator", "median"),
         ("bpfed", "--hyper", "empirical-bayes"),
         ("bpfed", "-o", "inference.reinforce_steps=1"),
         ("bpfed", "-o", "inference.estimator=flipout"),
@@ -126,6 +128,22 @@ def test_parts_swap(bfl, tmp_path, swap):
         assert (tmp_path / "run" / "metrics.csv").read_text().startswith("round,train.loss,")
     assert status == 0, err
     assert json.loads(out)["rounds"] == 1
+
+
+def test_a_weighting_without_effect_is_noted(bfl):
+    status, _, err = bfl(
+        "run",
+        "fedvi",
+        *QUICK,
+        "--rounds",
+        "1",
+        "--aggregator",
+        "conflation",
+        "--weighting",
+        "equal",
+    )
+    assert status == 0, err
+    assert "aggregator conflation ignores weights; --weighting equal has no effect" in err
 
 
 def test_parts_of_different_families_are_refused_with_what_fits(bfl, tmp_path):
