@@ -8,7 +8,7 @@ import torch
 from builders import gaussian, normal
 
 from bflcore import Average, Broadcast, Equal, Examples, Gaussian, Point
-from bflcore.aggregation import check_weights
+from bflcore.aggregation import AdditiveAggregator, blocks, check_weights, weighted_sum
 from bflcore.errors import OptionError
 
 WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=torch.float64)
@@ -224,3 +224,65 @@ def test_a_local_weighting_gives_the_same_weights_client_by_client(weighting):
 def test_a_pooling_rule_says_that_weights_matter():
     assert Average().weighs
     assert {"pools", "additive"} <= Average.tags
+
+
+@each_rule
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_clients_that_are_added_one_by_one_or_few_by_few_give_the_flat_sum(family, rule, chunk):
+    posteriors, prior = clients(family)
+    total = {}
+    for first in range(0, 4, chunk):
+        rows = slice(first, first + chunk)
+        total = rule.accumulate(total, posteriors[rows], WEIGHTS[rows], prior)
+    close(rule.decode(total, prior), rule.fuse(posteriors, WEIGHTS, prior))
+
+
+@each_rule
+def test_accumulating_adds_in_place(family, rule):
+    posteriors, prior = clients(family)
+    first = rule.accumulate({}, posteriors[:2], WEIGHTS[:2], prior)
+    mean = first["mean"]
+    second = rule.accumulate(first, posteriors[2:], WEIGHTS[2:], prior)
+    assert second["mean"] is mean
+
+
+def test_a_rule_without_a_loop_of_its_own_accumulates_by_merging():
+    class Counts(AdditiveAggregator):
+        def encode(self, posteriors, weights, prior):
+            return {"weight": weights.sum()}
+
+        def decode(self, total, prior):
+            return prior
+
+    posteriors, prior = clients("point")
+    rule = Counts()
+    first = rule.accumulate({}, posteriors[:1], WEIGHTS[:1], prior)
+    assert rule.accumulate(first, posteriors[1:], WEIGHTS[1:], prior)["weight"] == WEIGHTS.sum()
+    assert rule.report(first, prior) == {}
+
+
+def test_a_sum_that_only_one_part_has_is_zero_in_the_other():
+    left, right = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.full((2,), 3.0)}
+    for merged in (Average().merge(left, right), Average().merge(right, left)):
+        assert merged["a"].tolist() == [2.0, 2.0]
+        assert merged["b"].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(("length", "size"), [(0, 3), (1, 3), (3, 3), (7, 3)])
+def test_blocks_cover_every_coordinate_once(length, size):
+    covered = [list(range(length))[part] for part in blocks(length, size)]
+    assert sum(covered, []) == list(range(length))
+    assert len(covered) >= 1
+    assert all(len(part) <= size for part in covered)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_a_weighted_sum_takes_weights_of_any_scale(scale):
+    values = normal(4, 5, dtype=torch.float32)
+    found = weighted_sum(WEIGHTS * scale, values)
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found / scale, WEIGHTS.numpy() @ values.double().numpy(), rtol=1e-5)
+
+
+def test_a_weighted_sum_of_nobodys_weight_is_zero():
+    assert weighted_sum(torch.zeros(4), normal(4, 5)).tolist() == [0.0] * 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bflcore import (
+    Aggregator,
     Average,
     Continual,
     EmpiricalBayes,
@@ -14,7 +15,7 @@ from bflcore import (
     Map,
     Variational,
 )
-from bflcore.compatibility import check, fits
+from bflcore.compatibility import check, fits, ignored
 from bflcore.errors import IncompatibleError
 from bflcore.registry import Distribution, Registry
 
@@ -59,3 +60,37 @@ def test_a_part_that_does_not_fit_is_refused_naming_those_that_would():
 def test_the_refusal_says_when_nothing_would_fit():
     with pytest.raises(IncompatibleError, match="hypers that fit: none"):
         check(registry(EmpiricalBayes), Map, EmpiricalBayes)
+
+
+class Product(Aggregator):
+    """Adds evidence."""
+
+    name = "product"
+    tags = frozenset({"adds-evidence"})
+
+    def fuse(self, posteriors, weights, prior):
+        return prior
+
+
+class Middle(Product):
+    """Takes the middle."""
+
+    name = "middle"
+    tags = frozenset({"robust"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [(Product(), "every client's evidence counts in full"), (Middle(), "clients could lie")],
+)
+def test_a_weighting_asked_for_in_vain_is_said_to_be_ignored(rule, why):
+    note = ignored(rule, "distance")
+    assert note.startswith("note: --weighting distance does not change the fusion")
+    assert rule.name in note
+    assert why in note
+    assert "\n" not in note
+
+
+def test_nothing_is_said_of_a_weighting_that_counts_or_was_not_asked_for():
+    assert ignored(Average(), "distance") == ""
+    assert ignored(Product(), None) == ""

@@ -397,3 +397,20 @@ def test_every_client_is_drawn_equally_often():
 def test_equal_weights_ignore_how_many_samples_clients_have():
     done, _ = run([reply([0, 1, 2], GOOD)], weighting=Equal())
     np.testing.assert_allclose(done.broadcast.start.mean, GOOD.mean.mean(0))
+
+
+@component
+class Reporting(Average):
+    """Averages, and says of how many parameters."""
+
+    name = "reporting"
+
+    def report(self, total, prior):
+        return {"parameters": float(len(total["mean"]))}
+
+
+@pytest.mark.parametrize("weighting", [Examples(), NotLocal()])
+def test_a_round_records_what_its_aggregator_reports(weighting):
+    done, _ = run([reply([0, 1, 2], GOOD)], aggregator=Reporting(), weighting=weighting)
+    assert done.report == {"parameters": float(SIZE)}
+    assert run([reply([0], GOOD[[0]])], weighting=weighting)[0].report == {}

@@ -84,8 +84,8 @@ def run(
         method = file.get("method") or _missing_method(method)
     flags = _flags(given, options)
     experiment = resolve(registry, method, file, flags)
-    note = ignored(experiment.aggregator, experiment.weighting)
-    if note and "weighting" in flags:
+    weighting = experiment.weighting.name if "weighting" in flags else None
+    if note := ignored(experiment.aggregator, weighting):
         click.echo(note, err=True)
     from bflcore import runs
     from bflcore.report import write_report

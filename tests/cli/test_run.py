@@ -143,7 +143,7 @@ def test_a_weighting_without_effect_is_noted(bfl):
         "equal",
     )
     assert status == 0, err
-    assert "aggregator conflation ignores weights; --weighting equal has no effect" in err
+    assert "--weighting equal does not change the fusion: aggregator conflation" in err
 
 
 def test_parts_of_different_families_are_refused_with_what_fits(bfl, tmp_path):
@@ -201,12 +201,12 @@ def test_a_users_own_file_runs(bfl, tmp_path):
 
 
 def test_a_users_own_model_runs(bfl, tmp_path):
-    (tmp_path / "mynets.py").write_text(
+    (tmp_path / "cli_networks.py").write_text(
         "from torch import nn\n"
         "def make(input_shape, outputs):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], outputs))\n"
     )
-    status, _, err = bfl("run", "fedavg", *QUICK, "--model", "mynets:make", "--out", "run")
+    status, _, err = bfl("run", "fedavg", *QUICK, "--model", "cli_networks:make", "--out", "run")
     assert status == 0, err
 
 

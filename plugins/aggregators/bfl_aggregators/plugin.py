@@ -117,7 +117,7 @@ class LogLinearPool(NaturalAggregator):
     name = "log-linear-pool"
     aliases = ("llp",)
     reference = f"{PAPER} (LLP); Koliander et al. 2022"
-    tags = frozenset({"pools", "additive", "keeps-variance", "narrow"})
+    tags = frozenset({"pools", "additive", "keeps-variance", "narrow", "adds-precision"})
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide natural parameters by the sum of weights."""
@@ -135,7 +135,7 @@ class Conflation(NaturalAggregator):
 
     name = "conflation"
     reference = f"{PAPER}; Hill & Miller 2011"
-    tags = frozenset({"adds-evidence", "additive", "shrinks-variance", "narrow"})
+    tags = frozenset({"adds-evidence", "additive", "shrinks-variance", "narrow", "adds-precision"})
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Turn natural parameters into moments."""
@@ -154,7 +154,7 @@ class WeightedConflation(NaturalAggregator):
     name = "weighted-conflation"
     aliases = ("wc",)
     reference = f"{PAPER} (WC); Hill & Miller 2011"
-    tags = frozenset({"pools", "additive", "shrinks-variance", "narrow"})
+    tags = frozenset({"pools", "additive", "shrinks-variance", "narrow", "adds-precision"})
 
     def sums(self, weights: Tensor, *fields: Tensor) -> Statistics:
         """Add the largest weight to the sums."""
@@ -185,7 +185,7 @@ class WeightConsolidation(NaturalAggregator):
     name = "weight-consolidation"
     aliases = ("dwc",)
     reference = f"{PAPER} (DWC); McClure et al. 2018"
-    tags = frozenset({"adds-evidence", "additive", "subtracts-prior"})
+    tags = frozenset({"adds-evidence", "additive", "subtracts-prior", "adds-precision"})
     cancels = True
 
     floor: float = option(

@@ -122,18 +122,19 @@ def normalise(total: Statistics, prior: Posterior, power: int) -> Gaussian:
 def linear_pool_sums(weights: Tensor, shift: Tensor, variance: Tensor) -> Statistics:
     """Sum w, w d, and w (s + (d - centre)^2) about the block's own centre.
 
-    Differences are taken from the first client before they are averaged, so that clients which
-    agree give exactly none. Overwrites `shift`.
+    Differences are taken from the heaviest client before they are averaged, so that clients which
+    agree give exactly none. (From any client would do, but for one of weight zero that is far
+    from all others.) Overwrites `shift`.
     """
-    weight, first = weights.sum(), shift[0].clone()
-    apart = shift.sub_(first)
+    weight, heaviest = weights.sum(), shift[weights.argmax()].clone()
+    apart = shift.sub_(heaviest)
     moved = weighted_sum(weights, apart)
     if bool(weight > 0):
         apart.sub_((moved / weight).to(apart.dtype))
     spread = torch.addcmul(variance, apart, apart, out=apart)
     return {
         "weight": weight,
-        "mean": moved.add_(first.double() * weight),
+        "mean": moved.add_(heaviest.double() * weight),
         "variance": weighted_sum(weights, spread),
     }
 

@@ -1,129 +1,308 @@
-"""The fusion rules against their formulas, written out in numpy, and against exact Bayes."""
+"""The rules against closed forms, quadrature and brute force; zero variances; floors; precision."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from builders import gaussian, normal
+from scipy import integrate, stats
 
-from bflcore import Broadcast, Gaussian, Point
-from bflcore.registry import load_registry
-
-PRIOR = (0.2, 4.0)
-
-
-def rule(name, **options):
-    return load_registry().get("aggregator", name)(**options)
-
-
-def clients(count, seed, size=3):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(count, size)), 10.0 ** rng.uniform(-3, 0.3, (count, size))
-
-
-def gaussian(mean, variance):
-    return Gaussian(torch.tensor(mean), torch.tensor(variance))
-
-
-def expected(name, mu, s, w):
-    w = (w / w.sum())[:, None]
-    count = len(mu)
-    if name == "weighted-sum":
-        return (w * mu).sum(0), (w**2 * s).sum(0)
-    if name == "linear-pool":
-        mean = (w * mu).sum(0)
-        return mean, (w * (s + (mu - mean) ** 2)).sum(0)
-    if name in {"log-linear-pool", "weighted-conflation"}:
-        total = (w / s).sum(0)
-        top = w.max() if name == "weighted-conflation" else 1
-        return (w * mu / s).sum(0) / total, top / total
-    if name == "conflation":
-        return (mu / s).sum(0) / (1 / s).sum(0), 1 / (1 / s).sum(0)
-    precision = (1 / s).sum(0) - (count - 1) / PRIOR[1]
-    return ((mu / s).sum(0) - (count - 1) * PRIOR[0] / PRIOR[1]) / precision, 1 / precision
-
-
-RULES = (
-    "weighted-sum",
-    "linear-pool",
-    "log-linear-pool",
-    "conflation",
-    "weighted-conflation",
-    "weight-consolidation",
+from bfl_aggregators.plugin import (
+    RULES,
+    Conflation,
+    LinearPool,
+    LogLinearPool,
+    Median,
+    TrimmedMean,
+    WeightConsolidation,
+    WeightedConflation,
+    WeightedSum,
 )
+from bflcore import Gaussian, OptionError, Point
+from bflcore.aggregation import COORDINATES
+
+DOUBLE = torch.float64
+WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=DOUBLE)
+SHARE = (WEIGHTS / WEIGHTS.sum()).numpy()
+CLIENTS = gaussian(4, 6)
+PRIOR = Gaussian(normal(6, seed=9), 5 * CLIENTS.variance.amax(0))
+MEAN, VARIANCE = CLIENTS.mean.numpy(), CLIENTS.variance.numpy()
+each_rule = pytest.mark.parametrize("rule", [rule() for rule in RULES], ids=lambda r: r.name)
 
 
-@pytest.mark.parametrize("name", RULES)
-@given(count=st.integers(1, 12), seed=st.integers(0, 999))
-def test_a_rule_is_its_formula_in_any_tree_of_partial_sums(name, count, seed):
-    mu, s = clients(count, seed)
-    w = np.random.default_rng(seed).uniform(0.1, 5, count)
-    prior = gaussian(np.full(3, PRIOR[0]), np.full(3, PRIOR[1]))
-    q, weights, fusion = gaussian(mu, s), torch.tensor(w), rule(name)
-    cut = count // 2
-    parts = [slice(0, cut), slice(cut, count)] if cut else [slice(0, count)]
-    sums = [fusion.encode(q[part], weights[part], prior) for part in parts]
-    total = fusion.merge(sums[-1], sums[0]) if cut else sums[0]
-    mean, variance = expected(name, mu, s, w)
-    for fused in (fusion.fuse(q, weights, prior), fusion.decode(total, prior)):
-        np.testing.assert_allclose(fused.mean, mean, rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(fused.variance, variance, rtol=1e-8)
+def one(*means, variance=1.0):
+    """Return clients over one parameter."""
+    spread = torch.tensor(variance, dtype=DOUBLE).expand(len(means))
+    return Gaussian(torch.tensor(means, dtype=DOUBLE)[:, None], spread[:, None].clone())
 
 
-@pytest.mark.parametrize("name", [r for r in RULES if r != "weight-consolidation"])
-def test_where_a_client_is_certain_it_decides(name):
-    q = gaussian([[1.0, 0.0], [3.0, 2.0]], [[0.0, 0.5], [0.5, 0.5]])
-    prior = gaussian([0.0, 0.0], [1.0, 1.0])
-    fused = rule(name).fuse(q, torch.tensor([1.0, 1.0], dtype=torch.float64), prior)
-    assert bool(fused.mean.isfinite().all())
-    assert bool(fused.variance.isfinite().all())
-    if name in {"log-linear-pool", "conflation", "weighted-conflation"}:
-        assert (float(fused.mean[0]), float(fused.variance[0])) == (1.0, 0.0)
+def start(mean=0.0, variance=1.0):
+    return Gaussian(torch.tensor([mean], dtype=DOUBLE), torch.tensor([variance], dtype=DOUBLE))
 
 
-@given(seed=st.integers(0, 99), parts=st.integers(1, 5))
-def test_weight_consolidation_of_conjugate_clients_is_exact_bayes(seed, parts):
-    """Linear regression on orthogonal inputs: one coordinate each, noise known, prior shared."""
-    rng = np.random.default_rng(seed)
-    noise, (m0, s0) = 0.3, PRIOR
-    x, truth = rng.normal(size=(40, 3)), rng.normal(size=3)
-    y = x * truth + np.sqrt(noise) * rng.normal(size=(40, 3))
-
-    def posterior(rows):
-        precision = 1 / s0 + (x[rows] ** 2).sum(0) / noise
-        return (m0 / s0 + (x[rows] * y[rows]).sum(0) / noise) / precision, 1 / precision
-
-    split = [posterior(rows) for rows in np.array_split(np.arange(40), parts)]
-    q = gaussian(*(np.stack(field) for field in zip(*split, strict=True)))
-    prior = gaussian(np.full(3, m0), np.full(3, s0))
-    fused = rule("weight-consolidation").fuse(q, torch.ones(parts, dtype=torch.float64), prior)
-    mean, variance = posterior(np.arange(40))
-    np.testing.assert_allclose(fused.mean, mean, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(fused.variance, variance, rtol=1e-9)
+def density_moments(log_density):
+    """Return mean and variance of an unnormalised density by quadrature."""
+    grid = np.linspace(-40, 40, 400_001)
+    values = np.exp(log_density(grid) - log_density(grid).max())
+    mass = integrate.simpson(values, x=grid)
+    mean = integrate.simpson(grid * values, x=grid) / mass
+    return mean, integrate.simpson((grid - mean) ** 2 * values, x=grid) / mass
 
 
-@pytest.mark.parametrize(("name", "options"), [("median", {}), ("trimmed-mean", {"fraction": 0.2})])
-def test_one_liar_does_not_move_robust_rules(name, options):
-    rng = np.random.default_rng(0)
-    mean = rng.normal(size=(9, 4))
-    mean[3] = 1e9
-    fused = rule(name, **options).fuse(
-        Point(torch.tensor(mean)), torch.ones(9), Point(torch.zeros(4, dtype=torch.float64))
+def log_densities(grid, parameter):
+    scale = np.sqrt(VARIANCE[:, parameter])
+    return stats.norm.logpdf(grid[:, None], MEAN[:, parameter], scale).T
+
+
+@pytest.mark.parametrize("parameter", range(3))
+def test_the_linear_pool_has_the_moments_of_the_mixture(parameter):
+    fused = LinearPool().fuse(CLIENTS, WEIGHTS, PRIOR)
+    mean, variance = density_moments(
+        lambda grid: np.log(SHARE @ np.exp(log_densities(grid, parameter)) + 1e-300)
     )
-    assert float(fused.mean.abs().max()) < 3
-    if name == "median":
-        np.testing.assert_allclose(fused.mean, np.median(mean, 0))
+    assert fused.mean[parameter].item() == pytest.approx(mean, rel=1e-8)
+    assert fused.variance[parameter].item() == pytest.approx(variance, rel=1e-8)
 
 
-@pytest.mark.parametrize("name", ["max-discrepancy", "distance"])
-def test_weightings_trust_the_client_that_is_nearest(name):
-    weighting = load_registry().get("weighting", name)()
-    q = gaussian([[0.0], [0.1], [5.0]], [[1.0], [1.0], [1.0]])
-    start = gaussian([0.0], [1.0])
-    weights = weighting.weigh(q, torch.tensor([1, 1, 1]), Broadcast(0, start, start))
-    assert weights.shape == (3,)
-    assert bool((weights >= 0).all())
-    assert int(weights.argmin()) == 2
-    same = gaussian([[0.0]] * 3, [[1.0]] * 3)
-    equal = weighting.weigh(same, torch.tensor([1, 1, 1]), Broadcast(0, start, start))
-    assert len(set(equal.tolist())) == 1
+@pytest.mark.parametrize(
+    ("rule", "powers"),
+    [
+        (LogLinearPool(), SHARE),
+        (Conflation(), np.ones(4)),
+        (WeightedConflation(), SHARE / SHARE.max()),
+    ],
+    ids=lambda thing: getattr(thing, "name", ""),
+)
+@pytest.mark.parametrize("parameter", range(3))
+def test_a_product_rule_has_the_moments_of_the_product_of_powers(rule, powers, parameter):
+    fused = rule.fuse(CLIENTS, WEIGHTS, PRIOR)
+    mean, variance = density_moments(lambda grid: powers @ log_densities(grid, parameter))
+    assert fused.mean[parameter].item() == pytest.approx(mean, rel=1e-8)
+    assert fused.variance[parameter].item() == pytest.approx(variance, rel=1e-8)
+
+
+def test_the_weighted_sum_is_the_law_of_a_sum_of_independent_variables():
+    fused = WeightedSum().fuse(CLIENTS, WEIGHTS, PRIOR)
+    characteristic = np.diag(SHARE) @ VARIANCE @ np.eye(6)
+    np.testing.assert_allclose(fused.mean, SHARE @ MEAN)
+    np.testing.assert_allclose(fused.variance, SHARE @ characteristic)
+
+
+def test_consolidation_has_the_moments_of_the_product_over_surplus_priors():
+    fused = WeightConsolidation().fuse(CLIENTS, WEIGHTS, PRIOR)
+    mu0, s0 = PRIOR.mean.numpy(), PRIOR.variance.numpy()
+    for parameter in range(3):
+        scale = np.sqrt(s0[parameter])
+        mean, variance = density_moments(
+            lambda grid, p=parameter, scale=scale: (
+                log_densities(grid, p).sum(0) - 3 * stats.norm.logpdf(grid, mu0[p], scale)
+            )
+        )
+        assert fused.mean[parameter].item() == pytest.approx(mean, rel=1e-7)
+        assert fused.variance[parameter].item() == pytest.approx(variance, rel=1e-7)
+
+
+@pytest.mark.parametrize("rule", [LogLinearPool(), Conflation(), WeightedConflation()])
+def test_certain_clients_decide_by_their_weighted_mean(rule):
+    clients = one(1.0, 5.0, 100.0)
+    clients.variance[:2] = 0.0
+    fused = rule.fuse(clients, torch.tensor([3.0, 1.0, 8.0]), start())
+    expected = 2.0 if rule.weighs else 3.0
+    assert (fused.mean.item(), fused.variance.item()) == (expected, 0.0)
+
+
+def test_a_certain_client_of_weight_zero_decides_nothing():
+    clients = one(1.0, 5.0)
+    clients.variance[0] = 0.0
+    fused = LogLinearPool().fuse(clients, torch.tensor([0.0, 1.0]), start())
+    assert (fused.mean.item(), fused.variance.item()) == (5.0, 1.0)
+
+
+def test_certain_coordinates_leave_their_neighbours_alone():
+    clients = Gaussian(CLIENTS.mean, CLIENTS.variance.clone())
+    clients.variance[1, 4] = 0.0
+    for rule in (LogLinearPool(), Conflation(), WeightedConflation(), WeightConsolidation()):
+        fused, before = (rule.fuse(q, WEIGHTS, PRIOR) for q in (clients, CLIENTS))
+        others = [0, 1, 2, 3, 5]
+        torch.testing.assert_close(fused.mean[others], before.mean[others])
+        torch.testing.assert_close(fused.variance[others], before.variance[others])
+        assert fused.mean[4].item() == pytest.approx(MEAN[1, 4])
+
+
+def test_a_variance_that_is_tiny_in_float32_is_not_taken_for_zero():
+    tiny = torch.tensor([[1e-40], [3e-40]])
+    clients = Gaussian(torch.tensor([[0.0], [4.0]]), tiny)
+    fused = Conflation().fuse(clients, torch.ones(2), start().map(torch.Tensor.float))
+    assert fused.mean.item() == pytest.approx(1.0, rel=1e-3)
+    assert fused.variance.item() == pytest.approx(0.75e-40, rel=1e-3)
+
+
+@each_rule
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_precisions_of_24_decades_and_weights_of_a_billionth_leave_no_nan(rule, dtype):
+    decades = torch.arange(-12.0, 13.0, dtype=DOUBLE)
+    variance = torch.stack([10**decades, 10 ** decades.flip(0)]).to(dtype)
+    clients = Gaussian(normal(2, 25, dtype=dtype), variance)
+    prior = Gaussian(normal(25, seed=5, dtype=dtype), variance.amax(0))
+    fused = rule.fuse(clients, torch.tensor([1e-9, 1.0], dtype=DOUBLE), prior)
+    assert fused.fault() == ""
+    assert bool((fused.variance > 0).all())
+    assert fused.mean.dtype == fused.variance.dtype == dtype
+
+
+@each_rule
+def test_weights_may_be_as_small_or_as_large_as_float64_allows(rule):
+    clients = CLIENTS.map(torch.Tensor.float)
+    prior = PRIOR.map(torch.Tensor.float)
+    expected = rule.fuse(clients, WEIGHTS, prior)
+    for factor in (1e-100, 1e100):
+        fused = rule.fuse(clients, WEIGHTS * factor, prior)
+        torch.testing.assert_close(fused.mean, expected.mean)
+        torch.testing.assert_close(fused.variance, expected.variance)
+
+
+def test_the_linear_pool_sees_a_variance_that_is_tiny_beside_the_way_from_the_prior():
+    apart = 1e-4
+    clients = one(1e6, 1e6 + apart, variance=1e-12)
+    exact = float(clients.mean.diff(dim=0)) ** 2 / 4 + 1e-12
+    for fused in (
+        LinearPool().fuse(clients, torch.ones(2), start()),
+        LinearPool().decode(streamed(LinearPool(), clients, torch.ones(2), start()), start()),
+    ):
+        assert fused.variance.item() == pytest.approx(exact, rel=1e-5)
+
+
+def streamed(rule, clients, weights, prior):
+    total = {}
+    for k in range(len(weights)):
+        total = rule.accumulate(total, clients[[k]], weights[[k]], prior)
+    return total
+
+
+@each_rule
+def test_blocks_and_groups_do_not_show(rule, monkeypatch):
+    monkeypatch.setattr("bflcore.aggregation.COORDINATES", 4)
+    monkeypatch.setattr("bflcore.aggregation.CLIENTS", 3)
+    small = rule.fuse(CLIENTS, WEIGHTS, PRIOR)
+    monkeypatch.undo()
+    assert COORDINATES > 6
+    large = rule.fuse(CLIENTS, WEIGHTS, PRIOR)
+    torch.testing.assert_close(small.mean, large.mean)
+    torch.testing.assert_close(small.variance, large.variance)
+
+
+@each_rule
+def test_a_posterior_of_no_parameters_fuses_to_one_of_none(rule):
+    nobody = CLIENTS.map(lambda tensor: tensor[:, :0])
+    fused = rule.fuse(nobody, WEIGHTS, PRIOR.map(lambda tensor: tensor[:0]))
+    assert fused.mean.shape == fused.variance.shape == (0,)
+
+
+@each_rule
+def test_clients_stay_as_they_were(rule):
+    before = CLIENTS.map(torch.clone)
+    rule.fuse(CLIENTS, WEIGHTS, PRIOR)
+    assert torch.equal(before.mean, CLIENTS.mean)
+    assert torch.equal(before.variance, CLIENTS.variance)
+
+
+def floors(clients, prior, **options):
+    rule = WeightConsolidation(**options)
+    total = rule.encode(clients, torch.ones(len(clients.mean)), prior)
+    return rule.decode(total, prior), rule.report(total, prior)
+
+
+def test_a_precision_that_is_not_positive_is_floored_and_counted():
+    # Three clients less certain than their prior: 3/3 - 2/1 < 0.
+    fused, report = floors(one(1.0, 2.0, 6.0, variance=3.0), start())
+    assert report == {"floored": 1.0}
+    assert (fused.mean.item(), fused.variance.item()) == (pytest.approx(3.0), 1.0)
+
+
+def test_a_precision_that_is_zero_to_rounding_is_floored():
+    fused, report = floors(one(1.0, 3.0, variance=2.0), start())
+    assert report == {"floored": 1.0}
+    assert fused.variance.item() == 1.0
+
+
+def test_a_positive_precision_is_left_alone_by_default():
+    fused, report = floors(one(1.0, 2.0, variance=1.9), start())
+    precision = 2 / 1.9 - 1
+    assert report == {"floored": 0.0}
+    assert fused.variance.item() == pytest.approx(1 / precision)
+    assert fused.mean.item() == pytest.approx(3 / 1.9 / precision)
+
+
+def test_the_floor_may_be_the_priors_precision():
+    fused, report = floors(one(1.0, 2.0, variance=1.9), start(), floor=1.0)
+    assert report == {"floored": 1.0}
+    assert (fused.mean.item(), fused.variance.item()) == (pytest.approx(1.5), 1.0)
+
+
+def test_clients_who_learnt_nothing_are_not_floored():
+    fused, report = floors(one(*[2.0] * 7, variance=0.3), start(2.0, 0.3), floor=1.0)
+    assert report == {"floored": 0.0}
+    assert fused.variance.item() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1.0])
+def test_a_prior_that_was_certain_is_kept_where_clients_are_not(floor):
+    fused, report = floors(one(1.0, 2.0), start(variance=0.0), floor=floor)
+    assert report == {"floored": 1.0}
+    assert (fused.mean.item(), fused.variance.item()) == (1.5, 0.0)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1.0])
+def test_one_client_is_returned_even_if_less_certain_than_its_prior(floor):
+    for prior in (start(), start(variance=0.0)):
+        fused, report = floors(one(1.0, variance=4.0), prior, floor=floor)
+        assert report == {"floored": 0.0}
+        assert (fused.mean.item(), fused.variance.item()) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 7, 50])
+def test_the_median_is_numpys(clients):
+    posteriors = gaussian(clients, 9)
+    fused = Median().fuse(posteriors, torch.ones(clients), posteriors[0])
+    np.testing.assert_allclose(fused.mean, np.median(posteriors.mean, axis=0))
+    np.testing.assert_allclose(fused.variance, np.median(posteriors.variance, axis=0))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.29, 0.49])
+@pytest.mark.parametrize("clients", [1, 2, 7, 100])
+def test_the_trimmed_mean_is_scipys(clients, fraction):
+    posteriors = gaussian(clients, 4)
+    fused = TrimmedMean(fraction=fraction).fuse(posteriors, torch.ones(clients), posteriors[0])
+    fraction += 1e-9  # 0.29 * 100 is 28.999... to scipy
+    np.testing.assert_allclose(
+        fused.mean, stats.trim_mean(posteriors.mean.numpy(), fraction), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        fused.variance, stats.trim_mean(posteriors.variance.numpy(), fraction), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("rule", [Median(), TrimmedMean(fraction=0.3)])
+@pytest.mark.parametrize("family", ["point", "gaussian"])
+def test_a_minority_of_liars_cannot_leave_the_range_of_the_honest(rule, family):
+    posteriors = gaussian(7, 5)
+    honest = posteriors[2:].mean
+    posteriors.mean[:2] = torch.tensor([1e30, -1e30], dtype=DOUBLE)[:, None]
+    prior = posteriors[2]
+    if family == "point":
+        posteriors, prior = Point(posteriors.mean), Point(prior.mean)
+    fused = rule.fuse(posteriors, torch.tensor([1e9, 1e9, 1, 1, 1, 1, 1]), prior)
+    assert type(fused) is type(prior)
+    assert bool((fused.mean <= honest.amax(0)).all())
+    assert bool((fused.mean >= honest.amin(0)).all())
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 0.5, float("nan")])
+def test_a_trimmed_mean_of_nobody_is_refused(fraction):
+    with pytest.raises(OptionError, match="fraction: .* allowed: at least 0 and below 0.5"):
+        TrimmedMean(fraction=fraction)
+
+
+@pytest.mark.parametrize("rule", [*(rule() for rule in RULES), Median(), TrimmedMean()])
+def test_weights_that_are_no_weights_are_refused_even_where_ignored(rule):
+    with pytest.raises(OptionError, match="all are zero"):
+        rule.fuse(CLIENTS, torch.zeros(4), PRIOR)

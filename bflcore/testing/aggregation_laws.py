@@ -1,0 +1,383 @@
+"""The laws of fusion, as functions that raise `AssertionError` where a rule breaks one.
+
+Every law takes an aggregator and one case: posteriors ``[K, P]``, weights ``[K]`` (not all zero),
+and the prior ``[P]`` they started from, of which no client is less certain. `LAWS` says which laws
+an aggregator claims through its tags; `check_all` needs neither pytest nor hypothesis.
+
+Tolerances. A fused number is a ratio of sums of up to K products, each rounded in the clients'
+dtype, accumulated over K clients: `rounding`, relative, a few units in the last place and K of
+them in the worst case. Means are sums of differences from the prior's mean, so their error scales
+with the farthest client's distance (and with the mean itself, which is rounded once at the end).
+A mixture's variance holds squared distances between clients and inherits the error of those. A
+rule that subtracts K - 1 priors from K precisions, none below the prior's, is left with at least a
+K-th of their sum: its relative error is K times larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from bflcore.aggregation import AdditiveAggregator, Aggregator, Statistics
+from bflcore.posteriors import Gaussian, Point, Posterior
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "LAWS",
+    "Case",
+    "Law",
+    "cases",
+    "check_all",
+    "claimed",
+    "close",
+    "close_mean",
+    "gaussian",
+    "hold",
+    "rounding",
+    "tiny",
+]
+
+
+@attrs.frozen(eq=False)
+class Case:
+    """One input of a fusion: posteriors ``[K, P]``, weights ``[K]`` and their prior ``[P]``."""
+
+    posteriors: Posterior
+    weights: Tensor
+    prior: Posterior
+
+    def fused_by(self, rule: Aggregator) -> Posterior:
+        """Return what `rule` makes of it."""
+        return rule.fuse(self.posteriors, self.weights, self.prior)
+
+    def rows(self, rows: list[int]) -> Case:
+        """Keep some clients, in the order given."""
+        return Case(self.posteriors[rows], self.weights[rows], self.prior)
+
+    def map_means(self, function: Callable[[Tensor], Tensor]) -> Case:
+        """Change the means of clients and prior alike."""
+        return Case(
+            _with_mean(self.posteriors, function), self.weights, _with_mean(self.prior, function)
+        )
+
+
+Check = Callable[[Aggregator, Case], None]
+
+
+@attrs.frozen
+class Law:
+    """A law: its name, the check, and the tag by which a rule claims it (none: every rule)."""
+
+    name: str
+    check: Check
+    tag: str = ""
+
+
+def order_never_matters(rule: Aggregator, case: Case) -> None:
+    """Reversed and rotated clients fuse to the same (law 1)."""
+    clients = len(case.weights)
+    for order in ([*range(clients)][::-1], [*range(1, clients), 0]):
+        close(rule, case, case.rows(order).fused_by(rule), case.fused_by(rule))
+
+
+def grouping_never_matters(rule: Aggregator, case: Case) -> None:
+    """A balanced tree, a chain of single clients and streaming equal the flat sum (law 1)."""
+    if not isinstance(rule, AdditiveAggregator):
+        raise AssertionError(f"{rule.name} is no AdditiveAggregator")  # noqa: TRY004 - a law broken
+
+    def encode(rows: list[int]) -> Statistics:
+        part = case.rows(rows)
+        return rule.encode(part.posteriors, part.weights, case.prior)
+
+    def tree(rows: list[int]) -> Statistics:
+        if len(rows) == 1:
+            return encode(rows)
+        middle = (len(rows) + 1) // 2
+        return rule.merge(tree(rows[:middle]), tree(rows[middle:]))
+
+    clients = list(range(len(case.weights)))
+    chain, streamed = encode([0]), encode([0])
+    for k in clients[1:]:
+        chain = rule.merge(encode([k]), chain)
+        part = case.rows([k])
+        streamed = rule.accumulate(streamed, part.posteriors, part.weights, case.prior)
+    expected = case.fused_by(rule)
+    for total in (tree(clients), chain, streamed):
+        close(rule, case, rule.decode(total, case.prior), expected)
+
+
+def one_client_is_returned(rule: Aggregator, case: Case) -> None:
+    """``fuse([q]) == q`` (law 2)."""
+    for k in {0, len(case.weights) - 1}:
+        alone = Case(case.posteriors[[k]], case.weights.new_ones(1), case.prior)
+        close(rule, alone, alone.fused_by(rule), case.posteriors[k])
+
+
+def identical_clients_keep_their_mean(rule: Aggregator, case: Case) -> None:
+    """Clients who agree fuse to what they agree on (law 3)."""
+    same = _identical(case)
+    fused, one = same.fused_by(rule), same.posteriors[0]
+    close_mean(same, fused.mean, one.mean)
+
+
+def identical_clients_keep_their_variance(rule: Aggregator, case: Case) -> None:
+    """Averaging and pooling do not make agreeing clients more certain (law 3)."""
+    same = _identical(case)
+    close(rule, same, same.fused_by(rule), same.posteriors[0])
+
+
+def identical_clients_of_equal_weight_divide_their_variance(rule: Aggregator, case: Case) -> None:
+    """K clients who agree on s know it to s/K (law 3)."""
+    same = _identical(case)
+    same = Case(same.posteriors, torch.full_like(same.weights, 0.37), same.prior)
+    one = gaussian(same.posteriors[0])
+    expected = Gaussian(one.mean, one.variance / len(same.weights))
+    close(rule, same, same.fused_by(rule), expected)
+
+
+def variance_is_at_most_the_average(rule: Aggregator, case: Case) -> None:
+    """The fused variance never exceeds the clients' weighted mean (law 4)."""
+    fused = case.fused_by(rule)
+    if isinstance(fused, Gaussian):
+        average = _average(case, gaussian(case.posteriors).variance.double(), rule)
+        excess = fused.variance.double() - average * (1 + rounding(case))
+        hold(excess <= tiny(case), "variance exceeds the weighted mean of variances", excess)
+
+
+def variance_holds_that_of_the_means(rule: Aggregator, case: Case) -> None:
+    """A mixture's variance is the mean variance plus the means' weighted variance (law 7)."""
+    fused, clients = gaussian(case.fused_by(rule)), gaussian(case.posteriors)
+    shift = clients.mean.double() - case.prior.mean.double()
+    apart = shift - _average(case, shift, rule)
+    expected = _average(case, clients.variance.double() + apart.square(), rule)
+    close(rule, case, fused, Gaussian(fused.mean, expected.to(fused.mean.dtype)))
+
+
+def evidence_adds_up(rule: Aggregator, case: Case) -> None:
+    """Nobody's certainty is lost: the variance is at most the smallest client's (law 4)."""
+    fused, clients = gaussian(case.fused_by(rule)), gaussian(case.posteriors)
+    excess = fused.variance.double() - clients.variance.double().amin(0) * (1 + rounding(case))
+    hold(excess <= tiny(case), "variance exceeds that of the most certain client", excess)
+
+
+def scale_of_weights_never_matters(rule: Aggregator, case: Case) -> None:
+    """Weights count relative to each other (law 5)."""
+    for factor in (1e-9, 7.0, 1e6):
+        scaled = Case(case.posteriors, case.weights * factor, case.prior)
+        close(rule, case, scaled.fused_by(rule), case.fused_by(rule))
+
+
+def zero_weight_is_absence(rule: Aggregator, case: Case) -> None:
+    """A client of weight zero might not have been there (law 5)."""
+    clients = len(case.weights)
+    added = Case(
+        type(case.posteriors).concatenate([case.posteriors, case.posteriors[[0]].map(_elsewhere)]),
+        torch.cat([case.weights, case.weights.new_zeros(1)]),
+        case.prior,
+    )
+    order = [clients, *range(clients)]
+    close(rule, case, added.rows(order).fused_by(rule), case.fused_by(rule))
+
+
+def weights_are_ignored(rule: Aggregator, case: Case) -> None:
+    """Equal weights, or the given ones: the same result."""
+    equal = Case(case.posteriors, torch.ones_like(case.weights), case.prior)
+    close(rule, case, case.fused_by(rule), equal.fused_by(rule))
+
+
+def shift_is_carried_through(rule: Aggregator, case: Case) -> None:
+    """Adding c to every mean adds c to the fused one and leaves the variance (law 6)."""
+    shifted = case.map_means(lambda mean: mean + 2.0)
+    fused = case.fused_by(rule)
+    close(rule, shifted, shifted.fused_by(rule), _with_mean(fused, lambda mean: mean + 2.0))
+
+
+def scale_is_carried_through(rule: Aggregator, case: Case) -> None:
+    """Scaling the parameter by a scales means by a and variances by a^2 (law 6)."""
+    scaled = Case(_scaled(case.posteriors), case.weights, _scaled(case.prior))
+    close(rule, scaled, scaled.fused_by(rule), _scaled(case.fused_by(rule)))
+
+
+def prior_is_only_an_origin(rule: Aggregator, case: Case) -> None:
+    """A rule that does not subtract the prior gives the same from any prior."""
+    if "subtracts-prior" in rule.tags:
+        return
+    moved = Case(case.posteriors, case.weights, case.prior.map(_elsewhere))
+    close(rule, moved, moved.fused_by(rule), case.fused_by(rule))
+
+
+def unchanged_priors_come_back(rule: Aggregator, case: Case) -> None:
+    """Clients who learnt nothing leave the prior as it was, however many (law 9)."""
+    rows = case.prior.map(lambda tensor: tensor.expand(len(case.weights), -1))
+    idle = Case(rows, case.weights, case.prior)
+    close(rule, idle, idle.fused_by(rule), case.prior)
+
+
+def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None:
+    """No NaN, no infinity, no negative variance; the dtype that went in (law 11)."""
+    fused = case.fused_by(rule)
+    if fused.fault():
+        raise AssertionError(f"{rule.name}: {fused.fault()}")
+    for name, tensor in fused.pack().items():
+        if tensor.dtype != case.prior.mean.dtype:
+            raise AssertionError(f"{rule.name}: {name} is {tensor.dtype}")
+
+
+def certain_clients_decide(rule: Aggregator, case: Case) -> None:
+    """Where precisions add, coordinates known for certain get the mean of those who know them."""
+    clients, fused = gaussian(case.posteriors), gaussian(case.fused_by(rule))
+    weights = case.weights if rule.weighs else torch.ones_like(case.weights)
+    certain = ((clients.variance == 0) & (weights > 0)[:, None]).double() * weights[:, None]
+    known = certain.sum(0) > 0
+    shift = clients.mean.double() - case.prior.mean.double()
+    mean = (certain * shift).sum(0) / certain.sum(0) + case.prior.mean.double()
+    close_mean(case, fused.mean, torch.where(known, mean, fused.mean.double()))
+    hold((fused.variance == 0) | ~known, "variance of a certain coordinate", fused.variance)
+
+
+LAWS: tuple[Law, ...] = (
+    Law("order never matters", order_never_matters),
+    Law("grouping never matters", grouping_never_matters, "additive"),
+    Law("one client is returned", one_client_is_returned),
+    Law("shift is carried through", shift_is_carried_through),
+    Law("scale is carried through", scale_is_carried_through),
+    Law("the prior is only an origin", prior_is_only_an_origin),
+    Law("results are valid", results_are_valid_and_keep_their_dtype),
+    Law("identical clients keep their variance", identical_clients_keep_their_variance,
+        "keeps-variance"),
+    Law("identical clients divide their variance",
+        identical_clients_of_equal_weight_divide_their_variance, "shrinks-variance"),
+    Law("identical clients keep their mean", identical_clients_keep_their_mean, "pools"),
+    Law("variance is at most the average", variance_is_at_most_the_average, "narrow"),
+    Law("variance holds that of the means", variance_holds_that_of_the_means, "mixture"),
+    Law("the scale of weights never matters", scale_of_weights_never_matters, "pools"),
+    Law("a zero weight is absence", zero_weight_is_absence, "pools"),
+    Law("weights are ignored by evidence", weights_are_ignored, "adds-evidence"),
+    Law("weights are ignored by robust rules", weights_are_ignored, "robust"),
+    Law("evidence adds up", evidence_adds_up, "adds-evidence"),
+    Law("unchanged priors come back", unchanged_priors_come_back, "subtracts-prior"),
+    Law("certain clients decide", certain_clients_decide, "adds-precision"),
+)  # fmt: skip
+
+
+def claimed(rule: Aggregator) -> Iterator[Law]:
+    """Yield the laws that an aggregator must keep."""
+    yield from (law for law in LAWS if not law.tag or law.tag in rule.tags)
+
+
+def check_all(rule: Aggregator) -> None:
+    """Check every law that `rule` claims on fixed cases of every family it fuses."""
+    for case in cases(rule.families):
+        for law in claimed(rule):
+            law.check(rule, case)
+
+
+def cases(families: tuple[str, ...] = ("gaussian",)) -> Iterator[Case]:
+    """Yield fixed cases: K from 1 to 50, precisions over 24 decades, zeros, uneven weights."""
+    for dtype in (torch.float64, torch.float32):
+        for seed, clients in enumerate((1, 2, 3, 7, 50)):
+            for decades, zeros in ((1.0, 0.0), (12.0, 0.0), (2.0, 0.3)):
+                noise = torch.Generator().manual_seed(seed)
+                size = (clients, 5)
+                mean = 3 * torch.randn(size, generator=noise, dtype=torch.float64)
+                power = decades * (2 * torch.rand(size, generator=noise, dtype=torch.float64) - 1)
+                certain = torch.rand(size, generator=noise) < zeros
+                variance = (10**power).masked_fill(certain, 0.0).to(dtype)
+                weights = 10 ** (4 * torch.rand(clients, generator=noise, dtype=torch.float64) - 3)
+                prior = torch.randn(5, generator=noise, dtype=torch.float64).to(dtype)
+                if "gaussian" in families:
+                    start = Gaussian(prior, 1.5 * variance.amax(0))
+                    yield Case(Gaussian(mean.to(dtype), variance), weights, start)
+                if "point" in families:
+                    yield Case(Point(mean.to(dtype)), weights, Point(prior))
+
+
+def gaussian(posterior: Posterior) -> Gaussian:
+    """Return the posterior, which the law requires to be Gaussian."""
+    if not isinstance(posterior, Gaussian):
+        raise AssertionError(f"{posterior.name} is no Gaussian")  # noqa: TRY004 - a law broken
+    return posterior
+
+
+def _with_mean(posterior: Posterior, function: Callable[[Tensor], Tensor]) -> Posterior:
+    return type(posterior).unpack(posterior.pack() | {"mean": function(posterior.mean)})
+
+
+def _elsewhere(tensor: Tensor) -> Tensor:
+    return tensor.abs() * 3 + 1
+
+
+def _scaled(posterior: Posterior, by: float = 3.0) -> Posterior:
+    fields = posterior.pack()
+    factors = {"mean": -by, "variance": by * by}
+    return type(posterior).unpack({name: fields[name] * factors[name] for name in fields})
+
+
+def _identical(case: Case) -> Case:
+    rows = [0] * len(case.weights)
+    return Case(case.posteriors[rows], case.weights, case.prior)
+
+
+def _average(case: Case, values: Tensor, rule: Aggregator) -> Tensor:
+    """Return the mean over clients ``[P]`` that `rule` means by it."""
+    weights = case.weights if rule.weighs else torch.ones_like(case.weights)
+    share = weights.double() / weights.double().sum()
+    return (share[:, None] * values).sum(0)
+
+
+def rounding(case: Case) -> float:
+    """Return the relative error that rounding alone explains."""
+    clients = len(case.weights)
+    return 2 * (clients + 8) * torch.finfo(case.prior.mean.dtype).eps
+
+
+def tiny(case: Case) -> float:
+    """Return what is zero to the dtype: results near its smallest number lose digits."""
+    return 100 * torch.finfo(case.prior.mean.dtype).tiny
+
+
+def close(rule: Aggregator, case: Case, found: Posterior, expected: Posterior) -> None:
+    """Require two posteriors to be the same to rounding."""
+    amplified = len(case.weights) if "subtracts-prior" in rule.tags else 1
+    close_mean(case, found.mean, expected.mean, amplified)
+    if not isinstance(expected, Gaussian):
+        return
+    variance = gaussian(found).variance.double()
+    wanted = expected.variance.double()
+    allowed = amplified * rounding(case) * wanted + tiny(case)
+    if "mixture" in rule.tags:
+        slack = rounding(case) * _reach(case)
+        allowed = allowed + 2 * slack * _gap(case) + slack.square()
+    hold((variance - wanted).abs() <= allowed, "variance", variance, wanted)
+
+
+def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: int = 1) -> None:
+    """Require two means to be the same to rounding."""
+    wanted = expected.double()
+    allowed = amplified * rounding(case) * (_reach(case) + wanted.abs()) + tiny(case)
+    hold((found.double() - wanted).abs() <= allowed, "mean", found, wanted)
+
+
+def _reach(case: Case) -> Tensor:
+    """Return the size of the numbers that means are computed from ``[P]``."""
+    origin = case.prior.mean.double()
+    return (case.posteriors.mean.double() - origin).abs().amax(0) + origin.abs()
+
+
+def _gap(case: Case) -> Tensor:
+    """Return how far apart the clients' means are ``[P]``."""
+    means = case.posteriors.mean.double()
+    return means.amax(0) - means.amin(0)
+
+
+def hold(truth: Tensor, what: str, *values: Tensor) -> None:
+    """Require `truth` ``[P]`` everywhere; name the first coordinate where it fails."""
+    if not bool(truth.all()):
+        where = int((~truth).nonzero()[0, 0])
+        shown = " against ".join(f"{float(value[where]):.17g}" for value in values)
+        raise AssertionError(f"{what} at coordinate {where}: {shown}")
