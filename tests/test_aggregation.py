@@ -271,7 +271,7 @@ def test_a_sum_that_only_one_part_has_is_zero_in_the_other():
 @pytest.mark.parametrize(("length", "size"), [(0, 3), (1, 3), (3, 3), (7, 3)])
 def test_blocks_cover_every_coordinate_once(length, size):
     covered = [list(range(length))[part] for part in blocks(length, size)]
-    assert sum(covered, []) == list(range(length))
+    assert [i for part in covered for i in part] == list(range(length))
     assert len(covered) >= 1
     assert all(len(part) <= size for part in covered)
 
