@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bflcore.errors import OptionError
 from bflcore.options import Component, component, option
-from bflcore.posteriors import Gaussian, Posterior
+from bflcore.posteriors import Gaussian, Point, Posterior
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,7 @@ __all__ = [
     "Examples",
     "Statistics",
     "Weighting",
+    "block_by_block",
     "blocks",
     "check_weights",
     "weighted_sum",
@@ -47,7 +48,7 @@ class Aggregator(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "aggregator"
-    families: ClassVar[tuple[str, ...]]  # posterior families the rule can fuse
+    families: ClassVar[tuple[str, ...]]  # posterior families the rule can fuse; empty: any
     # Laws claimed, checked by `bflcore.testing.aggregation_laws`:
     # pools             the scale of weights is nothing, a client of weight zero is absent
     # adds-evidence     weights are ignored: every client's knowledge counts in full
@@ -116,10 +117,10 @@ class AdditiveAggregator(Aggregator):
 class CoordinatewiseAggregator(AdditiveAggregator):
     """Base of additive rules that fuse every coordinate alone.
 
-    A rule states the sums of a block; the loop over blocks is here, once. Within a block numbers
-    keep the clients' dtype, from block to block sums are float64: float32 results are right to a
-    few roundings whatever K is, and no copy of the posteriors in float64 is ever made. A client
-    that is added to a total needs no memory beyond a block.
+    A rule states the sums of a block and what is fused of them; the loops over blocks are here,
+    once. Within a block numbers keep the clients' dtype, from block to block sums are float64:
+    float32 results are right to a few roundings whatever K is, and no copy of the posteriors in
+    float64 is ever made. Adding a client and decoding a total need no memory beyond a block.
     """
 
     @abc.abstractmethod
@@ -130,6 +131,19 @@ class CoordinatewiseAggregator(AdditiveAggregator):
         as its difference from the prior's. `weighted_sum` sums a field. The differences are
         scratch, to be overwritten freely; the other fields are the clients' own.
         """
+
+    @abc.abstractmethod
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
+        """Return the fused posterior of a block ``[B]`` from its sums, in any dtype."""
+
+    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+        """Decode block by block."""
+        fused = prior.map(lambda tensor: tensor.new_empty(tensor.shape))
+        packed = fused.pack()
+        for part, sums, origin in block_by_block(total, prior):
+            for name, tensor in self.fused(sums, origin).pack().items():
+                packed[name][part] = tensor
+        return fused
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Sum block by block."""
@@ -165,6 +179,15 @@ def blocks(length: int, size: int) -> Iterator[slice]:
     """Yield slices of at most `size` that cover `length`; of nothing, one empty slice."""
     for first in range(0, max(length, 1), size):
         yield slice(first, min(first + size, length))
+
+
+def block_by_block(
+    total: Statistics, prior: Posterior
+) -> Iterator[tuple[slice, Statistics, Posterior]]:
+    """Yield every block's coordinates, its sums (views; scalars as they are) and its prior."""
+    for part in blocks(len(prior.mean), COORDINATES):
+        sums = {name: sum[part] if sum.ndim else sum for name, sum in total.items()}
+        yield part, sums, prior[part]
 
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
@@ -203,16 +226,36 @@ class Average(CoordinatewiseAggregator):
     """Average the posteriors' parameters (naive weighted average).
 
     mean = sum w mu, variance = sum w s with weights that sum to one; with ``on = "std"`` standard
-    deviations are averaged instead of variances (BPFed, Algorithm 1).
+    deviations are averaged instead of variances (BPFed, Algorithm 1). Of other families every
+    field is averaged, whatever its length.
     """
 
     name = "average"
     aliases = ("nwa",)
     reference = "Fischer et al. 2024 (NWA); McMahan et al. 2017 for points"
-    families = ("point", "gaussian")
+    families = ()  # any: fields are averaged
     tags = frozenset({"pools", "additive", "keeps-variance", "narrow"})
 
     on: str = option("variance", "what is averaged beside the mean", choices=("variance", "std"))
+
+    def accumulate(
+        self, total: Statistics, posteriors: Posterior, weights: Tensor, prior: Posterior
+    ) -> Statistics:
+        """Add clients to `total`: coordinate by coordinate, or field by field."""
+        if isinstance(prior, Gaussian | Point):
+            return super().accumulate(total, posteriors, weights, prior)
+        w = weights.double()
+        sums = {name: weighted_sum(w, field.double()) for name, field in posteriors.pack().items()}
+        return self.merge(total, {**sums, "weight": w.sum()})
+
+    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+        """Return the averages in the prior's dtype."""
+        if isinstance(prior, Gaussian | Point):
+            return super().decode(total, prior)
+        dtypes = {name: field.dtype for name, field in prior.pack().items()}
+        return prior.unpack(
+            {name: (total[name] / total["weight"]).to(dtypes[name]) for name in dtypes}
+        )
 
     def sums(self, weights: Tensor, *fields: Tensor) -> Statistics:
         """Sum w, w (mu - mu_0), and w s or w sqrt(s)."""
@@ -223,14 +266,13 @@ class Average(CoordinatewiseAggregator):
             sums["spread"] = weighted_sum(weights, spread)
         return sums
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide by the sum of weights."""
-        dtype = prior.mean.dtype
-        mean = (total["mean"] / total["weight"] + prior.mean).to(dtype)
+        mean = total["mean"] / total["weight"] + prior.mean
         if not isinstance(prior, Gaussian):
             return type(prior).unpack({"mean": mean})
         spread = total["spread"] / total["weight"]
-        return Gaussian(mean, (spread if self.on == "variance" else spread.square()).to(dtype))
+        return Gaussian(mean, spread if self.on == "variance" else spread.square())
 
 
 class Weighting(Component, abc.ABC):

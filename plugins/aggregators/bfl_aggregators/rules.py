@@ -17,7 +17,6 @@ from bflcore.aggregation import weighted_sum
 __all__ = [
     "consolidate",
     "consolidated_precision",
-    "floored",
     "from_natural",
     "linear_pool_sums",
     "merge_linear_pools",
@@ -30,15 +29,26 @@ HUGE = 1e30
 
 
 def natural_sums(weights: Tensor, shift: Tensor, variance: Tensor, *, exact: bool) -> Statistics:
-    """Sum w/s and w d/s ``[B]`` over clients ``[K, B]``; w/s in float64 throughout if `exact`.
+    """Sum w/s and w d/s ``[B]`` over clients ``[K, B]``; overwrites `shift`.
 
-    Overwrites `shift`.
+    If `exact`, the sum of w/s is right to a few roundings of its terms, whatever K is.
     """
-    precision = (variance.double() if exact else variance).reciprocal()
-    total = weighted_sum(weights, precision)
+    precision = variance.reciprocal()
+    total = _sum_exactly(weights, precision) if exact else weighted_sum(weights, precision)
     if not bool((total < HUGE).all()):  # infinite, or 0 * infinity: some variance is zero
         return _natural_sums_where_certain(weights, shift.double(), variance.double())
-    return {"precision": total, "shift": weighted_sum(weights, shift.div_(variance))}
+    return {"precision": total, "shift": weighted_sum(weights, shift.mul_(precision))}
+
+
+def _sum_exactly(weights: Tensor, values: Tensor) -> Tensor:
+    """Return sum_k w_k values_k in float64; at most eight at a time are added in `values`' dtype.
+
+    About as exact as if all were converted to float64, and four times as fast.
+    """
+    weights, groups = weights.to(values.dtype), len(values) // 8
+    whole = 8 * groups
+    eights = weights[:whole].view(groups, 1, 8) @ values[:whole].view(groups, 8, values.shape[1])
+    return eights.sum((0, 1), dtype=torch.float64).add_(weights[whole:] @ values[whole:])
 
 
 def _natural_sums_where_certain(weights: Tensor, shift: Tensor, variance: Tensor) -> Statistics:
@@ -57,11 +67,8 @@ def _natural_sums_where_certain(weights: Tensor, shift: Tensor, variance: Tensor
 
 def from_natural(total: Statistics, prior: Posterior, scale: Tensor) -> Gaussian:
     """Return N(mu_0 + sum(w d/s) / sum(w/s), scale / sum(w/s)), and the limits where certain."""
-    dtype = prior.mean.dtype
-    shift = total["shift"] / total["precision"]
-    mean = _with_certain(shift, total).add_(prior.mean).to(dtype)
-    del shift  # so that the server never holds more than four posteriors' worth
-    return Gaussian(mean, _none_where_certain(scale / total["precision"], total).to(dtype))
+    mean = _with_certain(total["shift"] / total["precision"], total) + prior.mean
+    return Gaussian(mean, _none_where_certain(scale / total["precision"], total))
 
 
 def _with_certain(shift: Tensor, total: Statistics) -> Tensor:
@@ -72,28 +79,27 @@ def _with_certain(shift: Tensor, total: Statistics) -> Tensor:
 
 
 def _none_where_certain(variance: Tensor, total: Statistics) -> Tensor:
-    return variance.masked_fill_(total["certain"] > 0, 0.0) if "certain" in total else variance
+    return variance.masked_fill(total["certain"] > 0, 0.0) if "certain" in total else variance
 
 
-def consolidated_precision(total: Statistics, prior: Gaussian) -> Tensor:
-    """Return sum 1/s_k - (K - 1)/s_0 ``[P]``; minus infinity where only the prior is certain."""
-    others = float(total["weight"]) - 1
-    if not others:  # 0/0 where the prior is certain
-        return total["precision"]
-    return total["precision"] - others / prior.variance.double()
+def consolidated_precision(
+    total: Statistics, prior: Gaussian, floor: float
+) -> tuple[Tensor, Tensor]:
+    """Return sum 1/s_k - (K - 1)/s_0 ``[B]``, and where it is at most `floor` times the prior's.
 
-
-def floored(total: Statistics, prior: Gaussian, floor: float) -> Tensor:
-    """Return where ``[P]`` the consolidated precision is at most `floor` times the prior's.
-
-    A precision that is zero to the rounding of the sums is zero. One client is never floored.
+    A precision that is zero to the rounding of the sums is zero. One client is never floored, nor
+    is what some client knows for certain.
     """
-    if float(total["weight"]) == 1:
-        return torch.zeros_like(total["precision"], dtype=torch.bool)
-    least = (floor * (1 - 1e-9)) / prior.variance.double()
-    least = least.nan_to_num(nan=0.0, posinf=float("inf")).maximum(1e-15 * total["precision"])
-    low = consolidated_precision(total, prior) <= least
-    return low & ~(total["certain"] > 0) if "certain" in total else low
+    clients = float(total["weight"])
+    if clients == 1:  # and 0/0 where the prior is certain
+        return total["precision"], torch.zeros_like(total["precision"], dtype=torch.bool)
+    once = prior.variance.double().reciprocal()
+    least = total["precision"] * (4 * torch.finfo(prior.variance.dtype).eps)
+    if floor:
+        least = least.maximum(once * (floor * (1 - 1e-9)))
+    precision = total["precision"] - once.mul_(clients - 1)
+    low = precision <= least
+    return precision, low & ~(total["certain"] > 0) if "certain" in total else low
 
 
 def consolidate(total: Statistics, prior: Gaussian, floor: float) -> Gaussian:
@@ -103,20 +109,16 @@ def consolidate(total: Statistics, prior: Gaussian, floor: float) -> Gaussian:
     coordinate gets the prior's variance and the clients' precision-weighted mean: to divide by
     what little precision is left would throw its mean arbitrarily far.
     """
-    dtype = prior.mean.dtype
-    low = floored(total, prior, floor)
-    precision = consolidated_precision(total, prior)
+    precision, low = consolidated_precision(total, prior, floor)
     shift = total["shift"] / torch.where(low, total["precision"], precision)
-    variance = torch.where(low, prior.variance.double(), precision.reciprocal_())
-    mean = _with_certain(shift, total).add_(prior.mean)
-    return Gaussian(mean.to(dtype), _none_where_certain(variance, total).to(dtype))
+    variance = torch.where(low, prior.variance, precision.reciprocal())
+    return Gaussian(_with_certain(shift, total) + prior.mean, _none_where_certain(variance, total))
 
 
 def normalise(total: Statistics, prior: Posterior, power: int) -> Gaussian:
     """Divide the sum of means by sum w, and that of variances by (sum w)^power."""
-    dtype = prior.mean.dtype
-    mean = (total["mean"] / total["weight"]).add_(prior.mean).to(dtype)
-    return Gaussian(mean, (total["variance"] / total["weight"] ** power).to(dtype))
+    mean = total["mean"] / total["weight"] + prior.mean
+    return Gaussian(mean, total["variance"] / total["weight"] ** power)
 
 
 def linear_pool_sums(weights: Tensor, shift: Tensor, variance: Tensor) -> Statistics:
