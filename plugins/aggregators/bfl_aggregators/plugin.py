@@ -1,16 +1,19 @@
-"""Fusion rules and weightings: Fischer et al. 2024, and order statistics.
+"""Fusion rules, weightings and Monte-Carlo dropout: Fischer et al. 2024; order statistics.
 
 q_k = N(mu_k, s_k) for every parameter, weights w_k; the formulas are for weights that sum to one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from bflcore import (
     AdditiveAggregator,
     Aggregator,
+    LocalInference,
+    Method,
+    PointInference,
     Statistics,
     Weighting,
     check_weights,
@@ -18,12 +21,14 @@ from bflcore import (
     hookimpl,
     option,
 )
-from bflcore.aggregation import CoordinatewiseAggregator, weighted_sum
+from bflcore.aggregation import CoordinatewiseAggregator, block_by_block, weighted_sum
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from bflcore import Broadcast, Gaussian, Posterior
+    from bflcore import Broadcast, Cohort, Gaussian, Posterior, Predictive, Problem
+    from bflcore.training import Batch
 
 PAPER = "Fischer, Orescanin, Loomis & McClure 2024"
 
@@ -50,7 +55,7 @@ class WeightedSum(CoordinatewiseAggregator):
             "variance": weighted_sum(weights.square(), variance),
         }
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide by the sum of weights and by its square."""
         from bfl_aggregators import rules
 
@@ -82,7 +87,7 @@ class LinearPool(CoordinatewiseAggregator):
 
         return rules.merge_linear_pools(left, right)
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide by the sum of weights."""
         from bfl_aggregators import rules
 
@@ -119,7 +124,7 @@ class LogLinearPool(NaturalAggregator):
     reference = f"{PAPER} (LLP); Koliander et al. 2022"
     tags = frozenset({"pools", "additive", "keeps-variance", "narrow", "adds-precision"})
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide natural parameters by the sum of weights."""
         from bfl_aggregators import rules
 
@@ -137,7 +142,7 @@ class Conflation(NaturalAggregator):
     reference = f"{PAPER}; Hill & Miller 2011"
     tags = frozenset({"adds-evidence", "additive", "shrinks-variance", "narrow", "adds-precision"})
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Turn natural parameters into moments."""
         from bfl_aggregators import rules
 
@@ -166,7 +171,7 @@ class WeightedConflation(NaturalAggregator):
         added = super().merge(left, right)
         return {**added, "heaviest": heaviest}
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide precisions by the largest weight."""
         from bfl_aggregators import rules
 
@@ -196,7 +201,7 @@ class WeightConsolidation(NaturalAggregator):
         at_most=1,
     )
 
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Take the surplus priors out."""
         from bfl_aggregators import rules
 
@@ -206,8 +211,11 @@ class WeightConsolidation(NaturalAggregator):
         """Return how many coordinates were floored."""
         from bfl_aggregators import rules
 
-        low = rules.floored(total, cast("Gaussian", prior), self.floor)
-        return {"floored": float(low.sum())}
+        low = (
+            rules.consolidated_precision(sums, cast("Gaussian", origin), self.floor)[1].sum()
+            for _, sums, origin in block_by_block(total, prior)
+        )
+        return {"floored": float(sum(low))}
 
 
 @component
@@ -304,6 +312,55 @@ class Distance(Weighting):
         return weightings.distance_weights(cast("Gaussian", posteriors), broadcast)
 
 
+@component
+class MCDropout(PointInference):
+    """Train a point estimate with dropout on hidden units, and keep dropout on to predict.
+
+    Minimises what `map` does, each sample under its own mask; a prediction averages over masks.
+    """
+
+    name = "mc-dropout"
+    reference = f"{PAPER} (dropout 0.2); Gal & Ghahramani 2016"
+
+    rate: float = option(0.2, "probability that a hidden unit is dropped", at_least=0, below=1)
+    predict_draws: int = option(10, "masks averaged in a prediction (S)", at_least=1)
+
+    def check(self, problem: Problem) -> None:
+        """Refuse a network without hidden units."""
+        from bfl_aggregators import dropout
+
+        dropout.check(problem)
+
+    def gradient(
+        self, problem: Problem, cohort: Cohort
+    ) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]]:
+        """Differentiate under fresh masks."""
+        from bfl_aggregators import dropout
+
+        return dropout.DropoutGradient(self, problem, cohort)
+
+    def predict(
+        self,
+        problem: Problem,
+        posterior: Posterior,
+        memory: Mapping[str, Tensor],
+        x: Tensor,
+        streams: list[torch.Generator],
+    ) -> Predictive:
+        """Average predictions over masks."""
+        from bfl_aggregators import dropout
+
+        return dropout.predict(self, problem, posterior, memory, x, streams)
+
+
+class MCDropoutMethod(Method):
+    """Train one shared network with dropout by federated averaging; predict by its masks."""
+
+    name = "mc-dropout"
+    reference = PAPER
+    inference = "mc-dropout"
+
+
 RULES: tuple[type[AdditiveAggregator], ...] = (
     WeightedSum,
     LinearPool,
@@ -325,3 +382,15 @@ def bfl_aggregators() -> Iterator[type[Aggregator]]:
 def bfl_weightings() -> Iterator[type[Weighting]]:
     """Yield the weightings by divergence."""
     yield from (MaxDiscrepancy, Distance)
+
+
+@hookimpl
+def bfl_inferences() -> Iterator[type[LocalInference]]:
+    """Yield Monte-Carlo dropout."""
+    yield MCDropout
+
+
+@hookimpl
+def bfl_methods() -> Iterator[type[Method]]:
+    """Yield the method of the same name."""
+    yield MCDropoutMethod
