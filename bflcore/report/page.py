@@ -34,25 +34,33 @@ pre { background: var(--tint); padding: .8rem; overflow-x: auto; font-size: .85r
 """
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+ALONG = (
+    '<p class="soft">Personal models on test samples: mean over clients, and each client. The best '
+    "value on test data is an oracle, no result.</p>"
+)
+
+
+def write_report(runs: Sequence[Path], out: Path | None = None, *, landscape: bool = False) -> Path:
     """Write the report of one run (into its folder) or of several (``report.html`` here).
 
+    With `landscape` each run's loss is drawn on a plane of parameters, from its checkpoint.
     Raises `RunError` when a run cannot be read or the page cannot be written.
     """
     read = [read_run(path) for path in runs]
     if len({run.classifies for run in read}) > 1:
         raise RunError("classification and regression runs do not share a report; give one kind")
     target = out or (read[0].path / "report.html" if len(read) == 1 else Path("report.html"))
+    drawn = [_landscape(run) for run in read] if landscape else []
     aside = target.with_name(f".{target.name}.writing")
     try:
-        aside.write_text(_page(read), encoding="utf-8")
+        aside.write_text(_page(read, drawn), encoding="utf-8")
         aside.replace(target)
     except OSError as error:
         raise RunError(f"--out: {target} cannot be written ({error.strerror})") from None
     return target
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[Run], landscapes: Sequence[str] = ()) -> str:
     title = " vs ".join(run.label for run in runs)
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -75,6 +83,14 @@ def _page(runs: Sequence[Run]) -> str:
             _picture(plots.retention(runs), "Accuracy against fraction retained"),
         ]
     for run in runs:
+        for axis in run.evaluation.get("curves", {}):
+            body += [
+                f"<h2>Along {escape(axis)}, {escape(run.label)}</h2>",
+                ALONG,
+                _picture(plots.along(run, axis), f"Figures along {axis}"),
+            ]
+    body += landscapes
+    for run in runs:
         body += [f"<h2>Clients of {escape(run.label)}</h2>", _clients(run)]
         if run.summary["dropped"]:
             body += ["<h2>Dropped</h2>", _table(run.summary["dropped"])]
@@ -90,6 +106,18 @@ def _page(runs: Sequence[Run]) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _landscape(run: Run) -> str:
+    from bflcore.report.landscape import landscape
+
+    plane = landscape(run)
+    return (
+        f"<h2>Landscape of {escape(run.label)}</h2>"
+        f'<p class="soft">Client {plane.client}, its test samples, on the plane through '
+        f"{escape(', '.join(plane.marks))}.</p>"
+        + _picture(plots.contours(plane), "Figures over a plane of parameters")
     )
 
 

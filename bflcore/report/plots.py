@@ -11,9 +11,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
+    from bflcore.report.landscape import Plane
     from bflcore.report.reading import Run
 
-__all__ = ["learning_curves", "reliability", "retention"]
+__all__ = ["along", "contours", "learning_curves", "reliability", "retention"]
 
 # Okabe & Ito's palette: distinguishable to colour-blind readers, on light and on dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -96,6 +97,36 @@ def retention(runs: Sequence[Run]) -> str:
             axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6, label=run.label)
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
         axis.legend(frameon=False, fontsize=8)
+        return _svg(figure)
+
+
+def along(run: Run, axis: str) -> str:
+    """Draw the figures along a quantity of the method: the mean, and every client faintly."""
+    points = run.evaluation["curves"][axis]
+    names = [name for name in ("accuracy", "nll", "ece", "rmse") if name in points["mean"]]
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(len(names))
+        for plot, name in zip(axes, names, strict=True):
+            for client in points["clients"]:
+                plot.plot(points["values"], client[name], color=GREY, lw=0.6, alpha=0.35)
+            plot.plot(points["values"], points["mean"][name], color=COLOURS[0], lw=2)
+            plot.set(xlabel=axis, title=NAMES.get(name, name))
+        return _svg(figure)
+
+
+def contours(plane: Plane) -> str:
+    """Draw each figure over a plane of parameters, and the networks that span it."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(len(plane.figures))
+        for plot, (name, values) in zip(axes, plane.figures.items(), strict=True):
+            filled = plot.contourf(plane.across, plane.up, values, levels=20, cmap="cividis")
+            figure.colorbar(filled, ax=plot)
+            for label, (across, up) in plane.marks.items():
+                plot.plot(across, up, "o", color="white", mec="black", ms=5)
+                plot.annotate(
+                    label, (across, up), (4, 4), textcoords="offset points", color="white"
+                )
+            plot.set_title(NAMES.get(name, name))
         return _svg(figure)
 
 

@@ -1,0 +1,138 @@
+"""The loss on a plane of parameters through a client's networks, from a finished run's checkpoint.
+
+Reference: Garipov et al. 2018, appendix A.1: the plane through three networks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from bflcore.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore.posteriors import Posterior
+    from bflcore.problem import Problem
+    from bflcore.report.reading import Run
+    from bflcore.runs import Prepared
+
+__all__ = ["Plane", "landscape"]
+
+POINTS = 25  # along each side of the picture
+MARGIN = 0.3  # of the picture around the networks, in parts of their extent
+SAMPLES = 1024  # test samples at most
+
+
+@attrs.frozen(eq=False)
+class Plane:
+    """Figures ``[up, across]`` on a plane, in units of Euclidean distance between networks.
+
+    `marks` are the places of the networks that span it.
+    """
+
+    client: int
+    across: list[float]
+    up: list[float]
+    figures: dict[str, list[list[float]]]
+    marks: dict[str, tuple[float, float]]
+
+
+def landscape(run: Run) -> Plane:
+    """Measure the first client that holds a memory of its own.
+
+    The plane goes through the one or two networks that the inference names
+    (`LocalInference.landmarks`) and the initialisation; where one is missing, in a random
+    direction. Raises `RunError` when the checkpoint is missing or has diverged.
+    """
+    from bflcore import runs
+    from bflcore.experiment import resolve
+    from bflcore.registry import load_registry
+
+    method = str(run.experiment["method"])
+    prepared = runs.prepare(resolve(load_registry(), method, run.experiment, {}))
+    posterior, memories = _checkpoint(run, prepared)
+    client = min(memories, default=prepared.problem.clients[0])
+    fresh = prepared.experiment.inference.remember(prepared.problem)
+    memory = {name: tensor[None] for name, tensor in memories.get(client, fresh).items()}
+    found = prepared.experiment.inference.landmarks(prepared.problem, posterior, memory)
+    networks = {label: network[0] for label, network in found.items()}
+    networks["initialisation"] = prepared.problem.initial
+    return _measured(prepared.problem, client, networks)
+
+
+def _checkpoint(run: Run, prepared: Prepared) -> tuple[Posterior, dict[int, dict[str, Tensor]]]:
+    """Return the server's posterior and the clients' memories."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = run.path / "checkpoint"
+    try:
+        server, clients = (load_file(folder / f"{n}.safetensors") for n in ("server", "clients"))
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{folder} cannot be read ({error}); run it again") from None
+    memories: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in clients.items():
+        client, _, name = key.partition(".")
+        memories.setdefault(int(client), {})[name] = tensor
+    family = type(prepared.experiment.inference.initial(prepared.problem))
+    return family.unpack(server, "start."), memories
+
+
+def _measured(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plane:
+    import torch
+
+    x, y = (tensor[:SAMPLES] for tensor in problem.test.of(client))
+    vectors = {label: vector.to(x.device) for label, vector in networks.items()}
+    if not all(bool(vector.isfinite().all()) for vector in vectors.values()):
+        raise RunError(f"client {client}'s network is not finite; no landscape can be drawn")
+    origin, first, second = _axes(problem, list(vectors.values()))
+    marks = {
+        label: (float((v - origin) @ first), float((v - origin) @ second))
+        for label, v in vectors.items()
+    }
+    across, up = (_side([mark[axis] for mark in marks.values()]) for axis in (0, 1))
+    with torch.no_grad():
+        rows = [
+            [_figures(problem, origin + a * first + b * second, x, y) for a in across] for b in up
+        ]
+    figures = {name: [[cell[name] for cell in row] for row in rows] for name in rows[0][0]}
+    return Plane(client, across, up, figures, marks)
+
+
+def _axes(problem: Problem, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an origin and two orthonormal directions (Gram and Schmidt)."""
+    import torch
+
+    from bflcore.randomness import SERVER, stream
+
+    origin, *others = vectors
+    noise = stream(problem.seed, SERVER, SERVER, "landscape", origin.device)
+    random = torch.randn(
+        (2, len(origin)), generator=noise, dtype=origin.dtype, device=origin.device
+    )
+    basis: list[Tensor] = []
+    for direction in (*(other - origin for other in others), *random):
+        rest = direction
+        for one in basis:
+            rest = rest - (rest @ one) * one
+        # Networks that coincide, or lie on one line, leave no direction but rounding's.
+        if len(basis) < 2 and float(rest.norm()) > 1e-4 * float(direction.norm() + 1e-12):
+            basis.append(rest / rest.norm())
+    return origin, basis[0], basis[1]
+
+
+def _side(places: list[float]) -> list[float]:
+    extent = (max(places) - min(places)) or 1.0
+    low, high = min(places) - MARGIN * extent, max(places) + MARGIN * extent
+    return [low + (high - low) * i / (POINTS - 1) for i in range(POINTS)]
+
+
+def _figures(problem: Problem, network: Tensor, x: Tensor, y: Tensor) -> dict[str, Any]:
+    outputs = problem.forward(network[None], x[None])[0]
+    found = {"nll": float(problem.likelihood.nll(outputs, y).mean())}
+    if problem.likelihood.task == "classification":
+        found["accuracy"] = float((outputs.argmax(-1) == y).float().mean())
+    return found
