@@ -12,17 +12,18 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 EDITABLE := -e '.[data,test,dev]' $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
-TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py))
+TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py examples/*/bfl_*/plugin.py))
 
 # One thread a process: the test runner and the engine use processes for parallelism.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install demo test test-thorough lint format bench clean
+.PHONY: help install demo test test-thorough test-third-party lint format bench clean
 
 help:
 	@echo "make demo           train BPFed and FedAvg on handwritten digits and compare them"
 	@echo "make test           run the tests"
 	@echo "make test-thorough  run the tests that take minutes, too"
+	@echo "make test-third-party  check a stranger's plugin, and a new one, beside the built core"
 	@echo "make lint           ruff and mypy --strict"
 	@echo "make format         let ruff rewrite the sources"
 	@echo "make bench          measure speed; one JSON line a figure"
@@ -49,6 +50,10 @@ test: $(READY)
 
 test-thorough: $(READY)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -q -m ""
+
+# In a fresh environment outside of the checkout, from wheels: what a stranger would have.
+test-third-party: $(READY)
+	PATH="$(abspath $(BIN)):$$PATH" PYTHON="$(PYTHON)" sh examples/check.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

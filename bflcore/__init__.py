@@ -36,6 +36,7 @@ from bflcore.inference import (
     LocalInference,
     LocalResult,
     Map,
+    PointInference,
     Variational,
     VariationalInference,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "OptionError",
     "PluginError",
     "Point",
+    "PointInference",
     "Posterior",
     "Predictive",
     "Problem",

@@ -32,6 +32,7 @@ from bflcore.options import (
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator, Weighting
     from bflcore.data.base import DataSource
+    from bflcore.data.label_noise import LabelNoise
     from bflcore.data.partition import Partitioner
     from bflcore.engines.base import Engine
     from bflcore.hyper import HyperUpdate
@@ -64,6 +65,13 @@ class RunSettings(Component):
     name = "run"
 
     rounds: int = option(100, "rounds of federated training", at_least=1)
+    pretrain: float = option(
+        0.0,
+        "share of all training samples on which the global model is trained before round 1; "
+        "the result is round 1's start and prior",
+        at_least=0,
+        at_most=1,
+    )
     cohort: int = option(0, "clients drawn each round; 0: all", at_least=0)
     share: str = option("all", "coordinates that travel", choices=SHARING)
     min_clients: int = option(1, "usable results a round needs to go on", at_least=1)
@@ -91,6 +99,9 @@ class DataSettings(Component):
     train_per_class: int | None = option(None, "training samples a class and client", at_least=1)
     test_per_class: int | None = option(None, "test samples a class and client", at_least=1)
     test_fraction: float = option(0.2, "share of a client's samples that test", above=0, below=1)
+    label_noise: str | None = option(
+        None, "wrong training labels, after the split: pair:0.1, symmetric:0.4, ..."
+    )
 
 
 @attrs.frozen
@@ -110,10 +121,13 @@ class Experiment:
     engine: Engine
     loggers: tuple[Logger, ...]
     likelihood: Likelihood | None  # None: whatever suits the data
+    label_noise: LabelNoise | None = None
 
     def as_toml(self) -> Values:
         """Return plain nested values; `resolve` on them gives this experiment back."""
         data = as_dict(self.data) | {"partition": spec_text(self.partition)}
+        if self.label_noise is not None:
+            data["label_noise"] = spec_text(self.label_noise)
         if self.source is not None:
             data["options"] = {k: v for k, v in as_dict(self.source).items() if k != "name"}
         parts = {kind: getattr(self, kind) for kind in PARTS}
@@ -167,6 +181,7 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
         source=_source(registry, data.data, table.get("options", {}), flags.get("dataset", {})),
         loggers=tuple(cast("Logger", registry.get("logger", name)()) for name in run.log),
         partition=_partition(registry, data.partition, flags.get("partition", {})),
+        label_noise=_label_noise(data.label_noise),
         **cast(Any, parts),
     )
 
@@ -264,3 +279,14 @@ def _partition(registry: Registry, text: str, flags: Values) -> Partitioner:
     cls = cast("type[Partitioner]", registry.get("partition", text.partition(":")[0]))
     spec = {k: v for k, v in as_dict(parse_spec(cls, text, "--partition")).items() if k != "name"}
     return build(cls, spec | _typed(cls, flags, "partition"), "partition")
+
+
+def _label_noise(text: str | None) -> LabelNoise | None:
+    if text is None:
+        return None
+    from bflcore.data.label_noise import LABEL_NOISES
+
+    name = text.partition(":")[0]
+    if name not in LABEL_NOISES:
+        raise unknown("value of --label-noise:", name, LABEL_NOISES)
+    return parse_spec(LABEL_NOISES[name], text, "--label-noise")

@@ -27,7 +27,10 @@ class HyperUpdate(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "hyper"
-    families: ClassVar[tuple[str, ...]]
+    families: ClassVar[tuple[str, ...]]  # posterior families it can update; empty: any
+    # Claims that `bflcore.testing` checks:
+    # monotone  sum_k w_k KL(q_k || prior) never rises
+    tags: ClassVar[frozenset[str]] = frozenset()
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Return sums over the clients of `result` (weights ``[K]``); by default none."""
@@ -44,7 +47,7 @@ class Fixed(HyperUpdate):
 
     name = "fixed"
     reference = "Fischer et al. 2024, section on priors"
-    families = ("point", "gaussian")
+    families = ()  # any: priors are not looked into
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace the start only."""
@@ -60,7 +63,10 @@ class Continual(HyperUpdate):
     families = ("point", "gaussian")
 
     zero_variance: float = option(
-        1e-4, "prior variance of coordinates whose fused variance is zero (alpha)", above=0
+        1e-4,
+        "prior variance of coordinates whose fused variance is zero (alpha); 0: left to the "
+        "inference",
+        at_least=0,
     )
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
@@ -81,6 +87,7 @@ class EmpiricalBayes(HyperUpdate):
     name = "empirical-bayes"
     reference = "Chen et al. 2023 (BPFed), appendix eq. 34-37"
     families = ("gaussian",)
+    tags = frozenset({"monotone"})
 
     floor: float = option(1e-12, "smallest prior variance", above=0)
 

@@ -8,7 +8,7 @@ This module holds the seam (the types that pass between server and clients, and 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bflcore.likelihoods import Predictive
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
+    from bflcore.training import Batch
 
 __all__ = [
     "Broadcast",
@@ -31,6 +32,7 @@ __all__ = [
     "LocalInference",
     "LocalResult",
     "Map",
+    "PointInference",
     "Variational",
     "VariationalInference",
 ]
@@ -121,6 +123,16 @@ class LocalInference(Component, abc.ABC):
 
     kind: ClassVar[str] = "inference"
     family: ClassVar[str]  # name of the posterior family that `fit` returns
+    # Claims that `bflcore.testing` checks:
+    # exact-conjugate  Bayes' own posterior for linear regression with known noise, each sample
+    #                  seeing one parameter
+    tags: ClassVar[frozenset[str]] = frozenset()
+
+    def check(self, problem: Problem) -> None:
+        """Refuse a problem that this inference cannot work on: raise `OptionError`.
+
+        Called once, before a run writes anything; by default every problem is welcome.
+        """
 
     @abc.abstractmethod
     def initial(self, problem: Problem) -> Posterior:
@@ -165,6 +177,33 @@ class LocalInference(Component, abc.ABC):
         `posterior` ``[P_shared]`` is the server's; `memory` ``[K, ...]`` the clients'.
         """
 
+    def curves(
+        self,
+        problem: Problem,
+        posterior: Posterior,
+        memory: Mapping[str, Tensor],
+        x: Tensor,
+        streams: list[torch.Generator],
+    ) -> Mapping[str, Mapping[float, Predictive]]:
+        """Predict `x` along quantities of the method: axis name -> value -> prediction.
+
+        Arguments are those of `predict`. Evaluation measures every prediction on the clients'
+        test samples, and the report draws the figures over the values; by default none.
+        """
+        return {}
+
+    def landmarks(
+        self, problem: Problem, posterior: Posterior, memory: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Return one or two networks ``[K, P]`` by label, through which landscapes are drawn.
+
+        By default each client's own posterior mean.
+        """
+        from bflcore import training
+
+        clients = len(next(iter(memory.values()))) if memory else 1
+        return {"client": training.joined(problem, posterior, memory, clients).mean}
+
 
 @component
 class GradientInference(LocalInference):
@@ -184,16 +223,13 @@ class GradientInference(LocalInference):
 
 
 @component
-class Map(GradientInference):
-    """Find a point estimate: maximum likelihood, or MAP around the prior's mean.
+class PointInference(GradientInference):
+    """Base of point estimates: everything but how they predict.
 
-    Minimises the mean negative log likelihood per sample + anchor/2 * ||w - prior mean||^2
-    + weight_decay/2 * ||w||^2.
+    Its objective is that of `Map`; `gradient` says how the likelihood is differentiated.
     """
 
-    name = "map"
     family = "point"
-    reference = "McMahan et al. 2017, Algorithm 1; anchor: Li et al. 2020 (FedProx), eq. 2"
 
     anchor: float = option(0.0, "strength of the quadratic pull to the prior's mean", at_least=0)
     weight_decay: float = option(0.0, "strength of the quadratic pull to zero", at_least=0)
@@ -203,6 +239,14 @@ class Map(GradientInference):
         from bflcore.posteriors import Point
 
         return Point(problem.initial)
+
+    def gradient(
+        self, problem: Problem, cohort: Cohort
+    ) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]]:
+        """Return what computes losses ``[k]`` and gradients ``[k, P]`` at weights ``[k, P]``."""
+        from bflcore import training
+
+        return training.Gradient(problem)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Train every client from the broadcast."""
@@ -219,6 +263,18 @@ class Map(GradientInference):
         if not novel or not problem.layout.personal_total:
             return cohort.memory
         return point_estimation.fit(self, problem, broadcast, cohort, "personal").memory
+
+
+@component
+class Map(PointInference):
+    """Find a point estimate: maximum likelihood, or MAP around the prior's mean.
+
+    Minimises the mean negative log likelihood per sample + anchor/2 * ||w - prior mean||^2
+    + weight_decay/2 * ||w||^2.
+    """
+
+    name = "map"
+    reference = "McMahan et al. 2017, Algorithm 1; anchor: Li et al. 2020 (FedProx), eq. 2"
 
     def predict(
         self,

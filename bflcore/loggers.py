@@ -24,20 +24,25 @@ class Logger(Component, abc.ABC):
 
 @component
 class CSV(Logger):
-    """Append each evaluated round to ``metrics.csv``: one column a figure, for spreadsheets."""
+    """Add each evaluated round to ``metrics.csv``: one column a figure, for spreadsheets."""
 
     name = "csv"
 
     def log(self, folder: Path, record: dict[str, Any]) -> None:
-        """Append one row; the first one writes the header."""
+        """Add one row; a figure that earlier rounds lack gets a column, empty in theirs."""
         path = folder / "metrics.csv"
-        row = flat(record)
-        first = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            if first:
-                writer.writerow(row)
-            writer.writerow(row.values())
+        rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+        rows.append(flat(record))
+        columns = dict.fromkeys(name for row in rows for name in row)
+        aside = folder / ".metrics.csv.writing"
+        with aside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(columns))
+            writer.writeheader()
+            writer.writerows(rows)
+        aside.replace(path)
 
 
 def flat(record: dict[str, Any]) -> dict[str, float]:

@@ -53,12 +53,16 @@ class Component:
     Subclasses that are final carry a `name`, may carry `aliases` (a paper's abbreviation) and a
     `reference` (paper, year, equation), and have a docstring whose first line is shown by
     ``bfl list``. The fields of a component are its options, nothing else.
+
+    `expected_failures` maps checks of the conformance kit (`bflcore.testing`) that a part cannot
+    pass to the reason why.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str] = ""
+    expected_failures: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
 
     @classmethod
     def summary(cls) -> str:

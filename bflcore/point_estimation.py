@@ -1,23 +1,25 @@
-"""Point estimates by minibatch gradients: the numerics of the inference `map`."""
+"""Point estimates by minibatch gradients: the numerics of `PointInference`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from bflcore import training
 from bflcore.posteriors import Point
 
 if TYPE_CHECKING:
-    from bflcore.inference import Broadcast, Cohort, LocalResult, Map, Part
+    from bflcore.inference import Broadcast, Cohort, LocalResult, Part, PointInference
     from bflcore.problem import Problem
 
 __all__ = ["fit"]
 
 
 def fit(
-    inference: Map, problem: Problem, broadcast: Broadcast, cohort: Cohort, part: Part = "all"
+    inference: PointInference,
+    problem: Problem,
+    broadcast: Broadcast,
+    cohort: Cohort,
+    part: Part = "all",
 ) -> LocalResult:
     """Minimise the mean NLL per sample + anchor/2 * ||w - prior mean||^2 for every client.
 
@@ -30,7 +32,7 @@ def fit(
     taken = training.steps(inference, cohort)
     optimiser = training.Optimiser(inference, weights, taken, broadcast.round)
     moves = training.moving(problem, part)
-    differentiate = training.Gradient(problem)
+    differentiate = inference.gradient(problem, cohort)
     loss = weights.new_zeros(clients)
     for batch in training.batches(inference, cohort):
         active = len(batch.sizes)
@@ -42,5 +44,4 @@ def fit(
             gradient = gradient.add(w, alpha=inference.weight_decay)
         optimiser.step(gradient if moves is None else gradient * moves)
         loss[:active] += nll
-    loss /= torch.tensor(taken, device=loss.device)
-    return training.result(problem, cohort, Point(weights), loss)
+    return training.result(problem, cohort, Point(weights), training.mean_loss(loss, taken))

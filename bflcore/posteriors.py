@@ -7,6 +7,7 @@ axis, where present, is the client ``K``. Variances travel, never standard devia
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -15,6 +16,7 @@ import attrs
 from bflcore.options import Component
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bflcore.layout import Layout
@@ -80,6 +82,19 @@ class Posterior(Component, abc.ABC):
                 return f"{name} is not finite"
         return ""
 
+    @classmethod
+    def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> Self:
+        """Return valid posteriors ``[clients, P]`` in float64 that differ in every field.
+
+        The conformance kit tries a family on these. By default every field is standard normal.
+        """
+        size = (clients, layout.total)
+        return cls.unpack({name: _normal(size, noise) for name in cls._fields()})
+
+    def log_density(self, parameters: Tensor) -> Tensor:
+        """Return log q(parameters) in nats ``[...]``; families without a density have none."""
+        raise NotImplementedError(f"{self.name} has no density")
+
     @abc.abstractmethod
     def sample(self, noise: Tensor) -> Tensor:
         """Return parameters ``[..., P]`` for standard normal `noise` ``[..., P]``."""
@@ -126,6 +141,17 @@ class Gaussian(Posterior):
     mean: Tensor
     variance: Tensor
 
+    @classmethod
+    def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> Gaussian:
+        """Return means around 0 and variances around 1."""
+        size = (clients, layout.total)
+        return cls(_normal(size, noise), _normal(size, noise).exp())
+
+    def log_density(self, parameters: Tensor) -> Tensor:
+        """Return the sum over coordinates of log N(parameter; mean, variance)."""
+        squares = (parameters - self.mean).square() / self.variance
+        return -0.5 * (squares + self.variance.log() + math.log(2 * math.pi)).sum(-1)
+
     def fault(self) -> str:
         """Say what makes this no Gaussian: values that are not finite, a negative variance."""
         return super().fault() or (
@@ -148,3 +174,9 @@ class Gaussian(Posterior):
         same = (self.variance == other.variance) & (self.mean == other.mean)
         certain = other.variance == 0
         return terms.masked_fill(certain, float("inf")).masked_fill(same, 0.0).sum(-1)
+
+
+def _normal(size: tuple[int, int], noise: torch.Generator) -> Tensor:
+    import torch
+
+    return torch.randn(size, generator=noise, dtype=torch.float64)

@@ -70,7 +70,8 @@ class Problem:
     """What is learned, and from what.
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
-    `novel` those held out of training; `seed` owns every draw of the run.
+    `novel` those held out of training; `seed` owns every draw of the run; `rounds` is how many the
+    run will have (0: not known).
     """
 
     network: nn.Module
@@ -82,6 +83,7 @@ class Problem:
     clients: tuple[int, ...]
     novel: tuple[int, ...] = ()
     seed: int = 0
+    rounds: int = 0
 
     @classmethod
     def assemble(
@@ -94,6 +96,7 @@ class Problem:
         *,
         novel: int = 0,
         seed: int = 0,
+        rounds: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Problem:
@@ -120,6 +123,7 @@ class Problem:
             tuple(range(total - novel)),
             tuple(range(total - novel, total)),
             seed,
+            rounds,
         )
 
     @property
@@ -127,18 +131,26 @@ class Problem:
         """Where the data and the parameters live."""
         return self.train.x.device
 
-    def forward(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Run K networks on their own samples: ``[K, P]``, ``[K, B, ...]`` -> ``[K, B, C]``."""
+    def forward(
+        self, weights: Tensor, x: Tensor, buffers: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Run K networks on their own samples: ``[K, P]``, ``[K, B, ...]`` -> ``[K, B, C]``.
+
+        `buffers` ``[K, ...]`` replace the network's buffers by name: masks, noise.
+        """
+        buffers = dict(buffers or {})
         if len(weights) == 1:  # vmap over one client costs 0.3 ms a step and buys nothing
-            return self._call(weights.squeeze(0), x.squeeze(0)).unsqueeze(0)
-        return vmap(self._call)(weights, x)
+            alone = {name: tensor.squeeze(0) for name, tensor in buffers.items()}
+            return self._call(weights.squeeze(0), x.squeeze(0), alone).unsqueeze(0)
+        return vmap(self._call)(weights, x, buffers)
 
     def outputs(self, draws: Tensor, x: Tensor) -> Tensor:
         """Run S draws of K networks: ``[K, S, P]``, ``[K, B, ...]`` -> ``[K, S, B, C]``."""
         return torch.stack([self.forward(draws[:, s], x) for s in range(draws.shape[1])], dim=1)
 
-    def _call(self, vector: Tensor, x: Tensor) -> Tensor:
-        result: Tensor = functional_call(self.network, self.layout.unflatten(vector), (x,))
+    def _call(self, vector: Tensor, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+        tensors = self.layout.unflatten(vector) | buffers
+        result: Tensor = functional_call(self.network, tensors, (x,))
         return result
 
     def cohort(self, clients: Sequence[int], memory: Mapping[str, Tensor], round: int) -> Cohort:

@@ -46,6 +46,7 @@ def prepare(experiment: Experiment) -> Prepared:
     import torch
 
     from bflcore.data import divide, standardised
+    from bflcore.data.label_noise import mislabelled
     from bflcore.layout import Layout
     from bflcore.models.networks import refuse_running_buffers
     from bflcore.problem import Problem
@@ -64,6 +65,13 @@ def prepare(experiment: Experiment) -> Prepared:
         test_per_class=data.test_per_class,
         test_fraction=data.test_fraction,
     )
+    if experiment.label_noise:
+        dataset = mislabelled(
+            dataset,
+            experiment.label_noise,
+            np.concatenate(partition.train),
+            numpy_stream(run.seed, SERVER, SERVER, "label noise"),
+        )
     if dataset.standardise:
         dataset = standardised(dataset, np.concatenate(partition.train))
     with seeded_globally(run.seed, "initialisation"):
@@ -77,9 +85,11 @@ def prepare(experiment: Experiment) -> Prepared:
         likelihood,
         novel=data.novel_clients,
         seed=run.seed,
+        rounds=run.rounds,
         device=device,
         dtype=getattr(torch, run.dtype),
     )
+    experiment.inference.check(problem)
     return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem)
 
 
@@ -89,7 +99,7 @@ def execute(
     """Run every round, evaluate, write everything; return the summary.
 
     `progress` is called after each round with its number, its training loss, and the record of
-    its evaluation if there was one.
+    its evaluation if there was one; pre-training is round 0.
     """
     experiment, problem = prepared.experiment, prepared.problem
     run = experiment.run
@@ -99,7 +109,19 @@ def execute(
     every = run.eval_every or max(1, run.rounds // 20)
     broadcast = begin(recipe, problem)
     summary = Summary(experiment.method)
+
+    def evaluated(number: int, loss: float, report: Mapping[str, float]) -> Record:
+        record = summary.evaluated(number, loss, report, session, broadcast, problem)
+        directory.append(record)
+        for logger in experiment.loggers:
+            logger.log(directory.path, record)
+        directory.write_json("evaluation.json", summary.evaluation)
+        return record
+
     with experiment.engine.open(problem, experiment.inference, run.bins) as session:
+        if run.pretrain:
+            broadcast, loss = summary.pretrained(recipe, problem, broadcast, run.pretrain)
+            progress(0, loss, evaluated(0, loss, {}))
         for number in range(1, run.rounds + 1):
             clients = sample_cohort(
                 problem.clients, run.cohort or len(problem.clients), run.seed, broadcast.round
@@ -109,11 +131,7 @@ def execute(
             summary.count(number, done)
             record = None
             if number % every == 0 or number == run.rounds:
-                record = summary.evaluated(number, done, session, broadcast, problem)
-                directory.append(record)
-                for logger in experiment.loggers:
-                    logger.log(directory.path, record)
-                directory.write_json("evaluation.json", summary.evaluation)
+                record = evaluated(number, done.loss, done.report)
             progress(number, done.loss, record)
         directory.write_checkpoint(broadcast, getattr(session, "memories", {}))
     result = summary.finish()
@@ -183,8 +201,25 @@ class Summary:
         self.bytes["down"] += done.bytes_down
         self._drop(number, done.dropped)
 
+    def pretrained(
+        self, recipe: Recipe, problem: Problem, broadcast: Broadcast, fraction: float
+    ) -> tuple[Broadcast, float]:
+        """Pre-train, and take in what that cost."""
+        from bflcore.pretraining import pretrain
+
+        clock = time.perf_counter()
+        found = pretrain(recipe, problem, broadcast, fraction)
+        self.seconds["pretraining"] = time.perf_counter() - clock
+        return found
+
     def evaluated(
-        self, number: int, done: Round, session: Session, broadcast: Broadcast, problem: Problem
+        self,
+        number: int,
+        loss: float,
+        report: Mapping[str, float],
+        session: Session,
+        broadcast: Broadcast,
+        problem: Problem,
     ) -> Record:
         """Evaluate every client and return the line for ``metrics.jsonl``."""
         clock = time.perf_counter()
@@ -195,8 +230,8 @@ class Summary:
         self.seconds["evaluation"] += time.perf_counter() - clock
         from bflcore import metrics
 
-        record: Record = {"round": number, "train.loss": done.loss}
-        record |= {f"aggregator.{name}": figure for name, figure in done.report.items()}
+        record: Record = {"round": number, "train.loss": loss}
+        record |= {f"aggregator.{name}": figure for name, figure in report.items()}
         for group, members in groups.items():
             figures = metrics.summarise([sums for _, sums in members])
             for name, figure in figures.items():
@@ -210,6 +245,8 @@ class Summary:
         self.evaluation = {"round": number} | {
             group: _detail(members) for group, members in groups.items()
         }
+        if curves := _curves([e for e in found if e.client not in problem.novel]):
+            self.evaluation["curves"] = curves
         self.records.append(record)
         return record
 
@@ -271,6 +308,35 @@ def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
     if "bin_count" in total:
         detail |= {"reliability": metrics.curve(total), "retention": metrics.retention(total)}
     return detail
+
+
+def _curves(found: Sequence[Evaluation]) -> Record:
+    """Return, by axis, the figures at every value: mean, std, pooled, and each client's."""
+    from bflcore import metrics
+
+    curves: Record = {}
+    for axis in found[0].curves if found else ():
+        values = list(found[0].curves[axis])
+        sums = {value: [e.curves[axis][value] for e in found] for value in values}
+        over = [metrics.summarise(sums[value]) for value in values]
+        each = [
+            {"client": e.client}
+            | _columns([metrics.figures(e.curves[axis][value]) for value in values])
+            for e in found
+        ]
+        curves[axis] = {
+            "values": values,
+            **{
+                kind: _columns([{name: f[kind] for name, f in at.items()} for at in over])
+                for kind in ("mean", "std", "pooled")
+            },
+            "clients": each,
+        }
+    return curves
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _figures(record: Record) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "batches",
     "joined",
     "loss_per_client",
+    "mean_loss",
     "moving",
     "result",
     "steps",
@@ -45,12 +46,24 @@ class Batch:
     weight: Tensor | None = None
 
 
-def steps(inference: GradientInference, cohort: Cohort) -> tuple[int, ...]:
+class Sweeps(Protocol):
+    """What passes over data need to know of an inference."""
+
+    @property
+    def local_epochs(self) -> int:
+        """Passes over a client's data per round."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per minibatch."""
+
+
+def steps(inference: Sweeps, cohort: Cohort) -> tuple[int, ...]:
     """Return the number of optimiser steps of each client in a round."""
     return tuple(inference.local_epochs * -(-size // inference.batch_size) for size in cohort.sizes)
 
 
-def batches(inference: GradientInference, cohort: Cohort) -> Iterator[Batch]:
+def batches(inference: Sweeps, cohort: Cohort) -> Iterator[Batch]:
     """Yield every minibatch of a round: each epoch a fresh permutation of each client's samples."""
     plans = [
         _plan(size, inference, generator)
@@ -69,8 +82,10 @@ def batches(inference: GradientInference, cohort: Cohort) -> Iterator[Batch]:
             yield _padded(cohort, chosen)
 
 
-def _plan(size: int, inference: GradientInference, generator: torch.Generator) -> list[Tensor]:
+def _plan(size: int, inference: Sweeps, generator: torch.Generator) -> list[Tensor]:
     device = generator.device
+    if not size:
+        return []
     return [
         index
         for _ in range(inference.local_epochs)
@@ -111,20 +126,34 @@ class Gradient:
         self._network = copy.deepcopy(problem.network).requires_grad_(True)
         self._parameters = list(self._network.parameters())
 
-    def __call__(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``."""
+    def __call__(
+        self, weights: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``.
+
+        `buffers` ``[k, ...]`` replace the network's buffers by name (see `Problem.forward`).
+        """
         if len(weights) > 1:
             leaf = weights.detach().requires_grad_()
-            nll = loss_per_client(self._problem, self._problem.forward(leaf, batch.x), batch)
+            outputs = self._problem.forward(leaf, batch.x, buffers)
+            nll = loss_per_client(self._problem, outputs, batch)
             (gradient,) = torch.autograd.grad(nll.sum(), leaf)
             return nll.detach(), gradient
         views = self._problem.layout.unflatten(weights.detach()[0]).values()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.data = view
-        outputs = self._network(batch.x.squeeze(0)).unsqueeze(0)
+        alone = {name: tensor.squeeze(0) for name, tensor in (buffers or {}).items()}
+        outputs = self._call(batch.x.squeeze(0), alone).unsqueeze(0)
         nll = loss_per_client(self._problem, outputs, batch)
         pieces = torch.autograd.grad(nll, self._parameters, materialize_grads=True)
         return nll.detach(), torch.cat([piece.reshape(1, -1) for piece in pieces], dim=1)
+
+    def _call(self, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+        if not buffers:  # functional_call has its price, too
+            outputs: Tensor = self._network(x)
+        else:
+            outputs = torch.func.functional_call(self._network, buffers, (x,))
+        return outputs
 
 
 class Optimiser:
@@ -180,6 +209,11 @@ def joined(
     if not problem.layout.personal_total:
         return batch
     return batch.join(type(shared).unpack(memory, PERSONAL), problem.layout)
+
+
+def mean_loss(total: Tensor, taken: tuple[int, ...]) -> Tensor:
+    """Divide each client's sum of losses ``[K]`` by its steps; without any its loss is zero."""
+    return total / torch.tensor(taken, device=total.device).clamp_min(1)
 
 
 def result(

@@ -106,9 +106,8 @@ def fit(
         if after_step is not None:
             after_step(theta[:k])
             weight = scale / anchor.variance
-    loss /= torch.tensor(taken, device=loss.device)
     posterior = Gaussian(theta[:, 0], (2 * theta[:, 1]).exp())
-    return training.result(problem, cohort, posterior, loss)
+    return training.result(problem, cohort, posterior, training.mean_loss(loss, taken))
 
 
 def predict(

@@ -59,9 +59,15 @@ def test_only_certain_coordinates_of_a_continual_prior_are_given_a_variance():
     assert torch.equal(following.start.variance, torch.tensor([0.0, 2.0, 0.0, 1e-12]))
 
 
-def test_a_prior_variance_of_zero_is_refused():
+def test_zero_variances_may_be_left_to_the_inference():
+    fused = Gaussian(torch.arange(2.0), torch.tensor([0.0, 2.0]))
+    following = Continual(zero_variance=0).update(Broadcast(0, fused, fused), fused, {})
+    assert torch.equal(following.prior.variance, fused.variance)
+
+
+def test_a_prior_variance_that_cannot_be_is_refused():
     with pytest.raises(OptionError, match="zero_variance"):
-        Continual(zero_variance=0.0)
+        Continual(zero_variance=-1.0)
     with pytest.raises(OptionError, match="floor"):
         EmpiricalBayes(floor=0.0)
 

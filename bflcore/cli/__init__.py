@@ -24,6 +24,8 @@ COMMANDS = {
     "run": ("bflcore.cli.run", "Run a method, or an experiment file."),
     "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
+    "new-plugin": ("bflcore.cli.plugins", "Write the files of a new plugin."),
+    "check-plugin": ("bflcore.cli.plugins", "Check an installed plugin's components."),
 }
 
 

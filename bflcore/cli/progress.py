@@ -46,6 +46,8 @@ def _bar(experiment: Experiment) -> Iterator[Progress]:
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(experiment.method, total=experiment.run.rounds, figures="")
+        if experiment.run.pretrain:
+            bar.console.print(_pretraining(experiment))
         latest = ""
 
         def progress(number: int, loss: float, record: Record | None) -> None:
@@ -62,19 +64,31 @@ def _bar(experiment: Experiment) -> Iterator[Progress]:
 def _lines(experiment: Experiment) -> Progress:
     began = time.perf_counter()
     total = experiment.run.rounds
+    if experiment.run.pretrain:
+        click.echo(_pretraining(experiment), err=True)
 
     def progress(number: int, loss: float, record: Record | None) -> None:
+        nonlocal began
+        if number == 0:
+            began = time.perf_counter()
         if record is None:
             return
         for failure in record["dropped"]:
             click.echo(_drop(failure), err=True)
-        left = (time.perf_counter() - began) / number * (total - number)
+        left = ""
+        if number:
+            seconds = (time.perf_counter() - began) / number * (total - number)
+            left = f"  {seconds:.0f} s left"
         click.echo(
-            f"round {number}/{total}  loss {loss:.3f}  {_figures(record)}  {left:.0f} s left",
+            f"round {number}/{total}  loss {loss:.3f}  {_figures(record)}{left}",
             err=True,
         )
 
     return progress
+
+
+def _pretraining(experiment: Experiment) -> str:
+    return f"pre-training on {experiment.run.pretrain:.3g} of the training samples; round 0 is it"
 
 
 def _figures(record: Record) -> str:

@@ -15,11 +15,12 @@ RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type
 @click.command("report")
 @RUNS
 @click.option("--out", type=click.Path(path_type=Path), help="File to write.")
-def report(runs: tuple[Path, ...], out: Path | None) -> None:
+@click.option("--landscape", is_flag=True, help="Draw the loss on a plane of parameters, too.")
+def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
     """Write report.html, self-contained, for one or several RUNS."""
     from bflcore.report import write_report
 
-    click.echo(f"report: {write_report(runs, out)}")
+    click.echo(f"report: {write_report(runs, out, landscape=landscape)}")
 
 
 @click.command("compare")

@@ -26,12 +26,14 @@ class Evaluation:
     """Additive sums of one client's metrics on its own test samples (see `bflcore.metrics`).
 
     `personal`: the client's own model; `shared`: the server's model on the same samples, where
-    it is a complete model and a different one.
+    it is a complete model and a different one; `curves`: the sums of the predictions that
+    `LocalInference.curves` names, axis -> value -> sums.
     """
 
     client: int
     personal: Mapping[str, Tensor]
     shared: Mapping[str, Tensor] | None
+    curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
 
 
 class Engine(Component, abc.ABC):

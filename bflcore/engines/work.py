@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "evaluate", "fit", "stack"]
 
 Memory = Mapping[str, Tensor]
+Sums = dict[str, Tensor]
 Reply = TypeVar("Reply")
 
 BLOCK = 2048  # test samples predicted at a time; bounds memory, does not change results
@@ -79,14 +80,17 @@ def evaluate(
         def figures(memory: Memory) -> dict[str, Tensor]:
             return _sums(problem, inference, broadcast, client, memory, bins)
 
+        def curves(memory: Memory) -> dict[str, dict[float, Sums]]:
+            return _curves(problem, inference, broadcast, client, memory, bins)
+
         personal = figures(own)
         if not personal:
             return []  # no test samples, nothing to report
         if problem.layout.personal_total:
-            return [Evaluation(client, personal, None)]
+            return [Evaluation(client, personal, None, curves(own))]
         start = inference.remember(problem)
         shared = personal if _equal(own, start) else figures(stack([start]))
-        return [Evaluation(client, personal, shared)]
+        return [Evaluation(client, personal, shared, curves(own))]
 
     replies = [
         _blamed(partial(one, client, memory), client, "evaluate")
@@ -117,6 +121,27 @@ def _sums(
             predictive = inference.predict(problem, broadcast.start, memory, x[None], draws)
         sums = _measure(predictive, y, bins)
         total = metrics.add(total, sums) if total else sums
+    return total
+
+
+def _curves(
+    problem: Problem,
+    inference: LocalInference,
+    broadcast: Broadcast,
+    client: int,
+    memory: Memory,
+    bins: int,
+) -> dict[str, dict[float, Sums]]:
+    total: dict[str, dict[float, Sums]] = {}
+    for x, y in _blocks(problem, client):
+        draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
+        with torch.no_grad():
+            found = inference.curves(problem, broadcast.start, memory, x[None], draws)
+        for axis, predictions in found.items():
+            sums = total.setdefault(axis, {})
+            for value, predictive in predictions.items():
+                one = _measure(predictive, y, bins)
+                sums[value] = metrics.add(sums[value], one) if value in sums else one
     return total
 
 

@@ -1,1 +1,5 @@
-"""What authors of plugins test with."""
+"""Conformance checks for parts that others write (see `bflcore.testing.kit`)."""
+
+from bflcore.testing.kit import Check, Outcome, checks, parametrize_with_checks
+
+__all__ = ["Check", "Outcome", "checks", "parametrize_with_checks"]

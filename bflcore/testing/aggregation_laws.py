@@ -315,7 +315,7 @@ def _elsewhere(tensor: Tensor) -> Tensor:
 def _scaled(posterior: Posterior, by: float = 3.0) -> Posterior:
     fields = posterior.pack()
     factors = {"mean": -by, "variance": by * by}
-    return type(posterior).unpack({name: fields[name] * factors[name] for name in fields})
+    return type(posterior).unpack({name: fields[name] * factors.get(name, 1.0) for name in fields})
 
 
 def _identical(case: Case) -> Case:
@@ -346,6 +346,7 @@ def close(rule: Aggregator, case: Case, found: Posterior, expected: Posterior) -
     amplified = len(case.weights) if "subtracts-prior" in rule.tags else 1
     close_mean(case, found.mean, expected.mean, amplified)
     if not isinstance(expected, Gaussian):
+        _close_fields(case, found, expected)
         return
     variance = gaussian(found).variance.double()
     wanted = expected.variance.double()
@@ -354,6 +355,16 @@ def close(rule: Aggregator, case: Case, found: Posterior, expected: Posterior) -
         slack = rounding(case) * _reach(case)
         allowed = allowed + 2 * slack * _gap(case) + slack.square()
     hold((variance - wanted).abs() <= allowed, "variance", variance, wanted)
+
+
+def _close_fields(case: Case, found: Posterior, expected: Posterior) -> None:
+    """Require the other fields of a family that is not Gaussian to be the same to rounding."""
+    fields = found.pack()
+    for name, tensor in expected.pack().items():
+        if name != "mean":
+            wanted, value = tensor.double(), fields[name].double()
+            allowed = 100 * rounding(case) * (1 + wanted.abs())
+            hold((value - wanted).abs() <= allowed, name, value, wanted)
 
 
 def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: int = 1) -> None:

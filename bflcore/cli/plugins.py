@@ -1,0 +1,128 @@
+"""``bfl check-plugin`` and ``bfl new-plugin``: for people who write plugins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from bflcore.errors import OptionError, unknown
+from bflcore.registry import Distribution, Registry, load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bflcore.testing import Check, Outcome
+
+__all__ = ["commands"]
+
+STATES = ("ok", "expected failure", "failed")
+WIDTH = 11  # of the column of kinds
+
+
+@click.command("check-plugin")
+@click.argument("name")
+@click.option("--all", "everything", is_flag=True, help="Print every check, not only failures.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check_plugin(name: str, everything: bool, as_json: bool) -> int:
+    """Check every component of the installed plugin NAME; exit with 1 if a check fails.
+
+    NAME is a distribution, as bfl list-plugins shows it; bfl- may be left out.
+    """
+    registry = load_registry()
+    plugin = _plugin(registry, name)
+    if plugin.state != "ok":
+        click.echo(f"{plugin.name} {plugin.version} is broken: {plugin.reason}", err=not as_json)
+        return 1
+    rows = [
+        {"kind": check.part.kind, "name": check.part.name, "check": check.name}
+        | attrs.asdict(outcome)
+        for check, outcome in _outcomes(_checks(registry, plugin), quiet=as_json)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        click.echo("\n".join(_table(plugin, rows, everything)))
+    return 1 if any(row["state"] == "failed" for row in rows) else 0
+
+
+@click.command("new-plugin")
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to create; default bfl-NAME.")
+def new_plugin(name: str, out: Path | None) -> None:
+    """Write a distribution bfl-NAME with a method of that name: complete, installable, tested."""
+    from bflcore.cli.template import write_plugin
+
+    registry = load_registry()
+    for kind in ("method", "inference"):
+        if any(name in (part.name, *part.aliases) for part in registry.all(kind)):
+            owner = registry.owner(kind, name)
+            raise OptionError(
+                f"NAME: {name!r} is taken: {kind} {name} of {owner}; choose another name"
+            )
+    folder = out or Path(f"bfl-{name}")
+    written = write_plugin(name, folder)
+    click.echo("\n".join(f"  {path}" for path in written))
+    click.echo(f"\nNext: pip install -e '{folder}[test]' && bfl check-plugin {name}")
+    click.echo(f"      bfl run {name} --data digits && pytest {folder}")
+
+
+def _plugin(registry: Registry, name: str) -> Distribution:
+    found = {one.name: one for one in registry.distributions}
+    for called in (name, f"bfl-{name}"):
+        if called in found:
+            return found[called]
+    raise unknown("plugin", name, found, "bfl list-plugins")
+
+
+def _checks(registry: Registry, plugin: Distribution) -> list[Check]:
+    from bflcore.testing import checks
+
+    return [
+        check for kind, name in plugin.components for check in checks(registry.get(kind, name))
+    ]
+
+
+def _outcomes(found: list[Check], quiet: bool) -> Iterator[tuple[Check, Outcome]]:
+    with _progress(len(found), quiet) as advance:
+        for check in found:
+            yield check, check.outcome()
+            advance()
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
+    if quiet or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("checking", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _table(plugin: Distribution, rows: list[dict[str, Any]], everything: bool) -> Iterator[str]:
+    yield f"{plugin.name} {plugin.version}"
+    width = max(len(name) for _, name in plugin.components)
+    for kind, name in plugin.components:
+        own = [row for row in rows if (row["kind"], row["name"]) == (kind, name)]
+        counts = {state: sum(row["state"] == state for row in own) for state in STATES}
+        said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        yield f"  {kind:<{WIDTH}}{name:<{width}}  {said}"
+        for row in own:
+            if everything or row["state"] != "ok":
+                reason = f": {row['reason']}" if row["reason"] else ""
+                yield f"  {'':<{WIDTH}}  {row['state']}  {row['check']}{reason}"
+    failed = sum(row["state"] == "failed" for row in rows)
+    yield f"{len(rows)} checks, {failed or 'none'} failed"
+
+
+commands = (check_plugin, new_plugin)

@@ -1,0 +1,72 @@
+"""What an aggregator must do: keep its inputs, and every law that its tags claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from bflcore.aggregation import Aggregator
+from bflcore.testing import small
+from bflcore.testing.aggregation_laws import Case, Law, cases, claimed
+
+__all__ = ["checks_of"]
+
+Part = type[Aggregator]
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of an aggregator: a law each."""
+    yield inputs_stay_untouched
+    yield weights_that_make_no_sense_are_refused
+    for law in claimed(part()):
+        yield _check_of(law)
+
+
+def inputs_stay_untouched(part: Part) -> None:
+    """Fusing leaves posteriors, weights and prior as they were."""
+    for case in _cases(part):
+        before = small.copied(case)
+        case.fused_by(part())
+        small.same(case, before[0], "an input was changed", 0.0)
+
+
+def weights_that_make_no_sense_are_refused(part: Part) -> None:
+    """Negative weights, weights that are all zero, and too few of them raise `OptionError`."""
+    from bflcore.errors import OptionError
+
+    case = next(case for case in _cases(part) if len(case.weights) > 1)
+    for what, weights in (
+        ("a negative weight", case.weights - 2 * case.weights.max()),
+        ("weights that are all zero", case.weights * 0),
+        ("a weight that is not finite", case.weights * float("nan")),
+        ("too few weights", case.weights[1:]),
+    ):
+        try:
+            Case(case.posteriors, weights, case.prior).fused_by(part())
+        except OptionError:
+            continue
+        raise AssertionError(f"{what} is not refused; call check_weights(weights, clients)")
+
+
+def _check_of(law: Law) -> Callable[[Part], None]:
+    def check(part: Part) -> None:
+        for case in _cases(part):
+            law.check(part(), case)
+
+    check.__name__ = law.name.replace(" ", "_")
+    return check
+
+
+def _cases(part: Part) -> Iterator[Case]:
+    """Yield the laws' own cases of points and Gaussians, and a few of other families."""
+    layout = small.problem().layout
+    for family in small.families(part):
+        if family.name in {"point", "gaussian"}:
+            yield from cases((family.name,))
+            continue
+        for seed, clients in enumerate((1, 2, 7)):
+            noise = small.generator(seed)
+            posteriors = family.arbitrary(layout, clients, noise)
+            weights = torch.rand(clients, generator=noise, dtype=torch.float64) + 0.1
+            yield Case(posteriors, weights, family.arbitrary(layout, 1, noise)[0])

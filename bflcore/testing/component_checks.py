@@ -1,0 +1,103 @@
+"""What every part must do: be frozen, named, documented, storable, and quick to import."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import attrs
+
+from bflcore.options import Component, as_dict, build, options_of, parse_text
+
+__all__ = ["checks_of"]
+
+Part = type[Component]
+
+WORDS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+CITED = ("method", "inference", "aggregator", "weighting", "hyper")  # kinds that cite a source
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of every kind."""
+    yield from (is_frozen, is_named, is_documented)
+    if options_of(part):
+        yield from (explains_its_options, options_survive_storage, options_can_be_typed)
+    yield declares_itself_without_torch
+
+
+def is_frozen(part: Part) -> None:
+    """No field can be assigned after construction."""
+    for field in attrs.fields(part) if attrs.has(part) else ():
+        try:
+            setattr(object.__new__(part), field.name, None)
+        except attrs.exceptions.FrozenInstanceError:
+            continue
+        raise AssertionError(f"{field.name} can be assigned; decorate the class with @component")
+    own = [name for name in part.__dict__.get("__annotations__", {}) if not name.startswith("_")]
+    unknown = set(own) - {f.name for f in attrs.fields(part)} if attrs.has(part) else set(own)
+    for name in unknown:
+        if "ClassVar" not in str(part.__dict__["__annotations__"][name]):
+            raise AssertionError(f"{name} looks like an option; decorate the class with @component")
+
+
+def is_named(part: Part) -> None:
+    """Names and aliases are lower-case words joined by hyphens."""
+    for name in (part.name, *part.aliases):
+        if not WORDS.fullmatch(name):
+            raise AssertionError(f"{name!r} is not lower-case words joined by hyphens")
+
+
+def is_documented(part: Part) -> None:
+    """The class has a docstring of its own, and a reference where its kind cites one."""
+    if not (part.__dict__.get("__doc__") or "").strip():
+        raise AssertionError(f"{part.__name__} has no docstring")
+    if not part.summary().endswith("."):
+        raise AssertionError(f"the docstring's first line is no sentence: {part.summary()!r}")
+    if part.kind in CITED and not part.reference:
+        raise AssertionError('reference is empty; give the paper, year and equation, or "new"')
+
+
+def explains_its_options(part: Part) -> None:
+    """Every option has a line of help."""
+    for option in options_of(part):
+        if not option.help.strip():
+            raise AssertionError(f"option {option.name} has no help")
+
+
+def options_survive_storage(part: Part) -> None:
+    """``build(type(p), as_dict(p)) == p`` for the defaults."""
+    instance = part()
+    stored = as_dict(instance)
+    del stored["name"]
+    if build(part, stored, part.kind) != instance:
+        raise AssertionError(f"stored as {stored}, the options come back different")
+
+
+def options_can_be_typed(part: Part) -> None:
+    """Every default can be written on the command line."""
+    for option in options_of(part):
+        value = option.default
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        read = parse_text(part, option.name, text, part.kind)
+        if read != value:
+            raise AssertionError(f"option {option.name}: {text!r} is read as {read!r}")
+
+
+def declares_itself_without_torch(part: Part) -> None:
+    """Importing the module that declares the part does not import torch: listings are fast."""
+    _import_without_torch(part.__module__)
+
+
+@cache
+def _import_without_torch(module: str) -> None:
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print('torch' in sys.modules)"
+    found = subprocess.run(  # noqa: S603 - this interpreter, on a module that is already loaded
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        raise AssertionError(f"import {module} fails: {found.stderr.strip().splitlines()[-1]}")
+    if found.stdout.split()[-1] == "True":
+        raise AssertionError(f"import {module} imports torch; import it in the methods that use it")

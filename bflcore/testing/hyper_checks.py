@@ -1,0 +1,121 @@
+"""What a hyperparameter update must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bflcore.aggregation import Statistics
+from bflcore.hyper import HyperUpdate
+from bflcore.inference import Broadcast, LocalResult
+from bflcore.posteriors import Posterior
+from bflcore.testing import small
+
+__all__ = ["checks_of"]
+
+Part = type[HyperUpdate]
+
+WEIGHTS = torch.tensor([9.0, 6.0, 3.0], dtype=torch.float64)
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of a hyperparameter update."""
+    yield inputs_stay_untouched
+    yield from (rounds_are_counted, the_next_broadcast_is_valid, summaries_add_up)
+    if "monotone" in part.tags:
+        yield the_objective_never_falls
+
+
+def inputs_stay_untouched(part: Part) -> None:
+    """Summarising and updating leave results, weights and broadcast as they were."""
+    for broadcast, result, fused in _cases(part):
+        things = (broadcast, result, fused, {"weights": WEIGHTS})
+        before = small.copied(*things)
+        _updated(part, broadcast, result, fused)
+        for thing, copy in zip(things, before, strict=True):
+            small.same(thing, copy, "an input was changed", 0.0)
+
+
+def rounds_are_counted(part: Part) -> None:
+    """The next broadcast is that of the next round."""
+    for broadcast, result, fused in _cases(part):
+        following = _updated(part, broadcast, result, fused)
+        if following.round != broadcast.round + 1:
+            raise AssertionError(f"after round {broadcast.round} comes {following.round}")
+
+
+def the_next_broadcast_is_valid(part: Part) -> None:
+    """Start and prior keep family, shapes and dtype, and have no fault."""
+    for broadcast, result, fused in _cases(part):
+        following = _updated(part, broadcast, result, fused)
+        for name in ("start", "prior"):
+            found: Posterior = getattr(following, name)
+            if fault := found.fault():
+                raise AssertionError(f"the next {name}: {fault}")
+            wanted = {n: (t.shape, t.dtype) for n, t in getattr(broadcast, name).pack().items()}
+            shapes = {n: (t.shape, t.dtype) for n, t in found.pack().items()}
+            if shapes != wanted:
+                raise AssertionError(f"the next {name} is {shapes}, not {wanted}")
+
+
+def summaries_add_up(part: Part) -> None:
+    """The sum of clients' summaries is the summary of all: the server takes one at a time."""
+    for broadcast, result, _ in _cases(part):
+        together = part().summarise(result, WEIGHTS, broadcast)
+        small.same(_summed(part, broadcast, result), together, "summaries of clients alone")
+
+
+def the_objective_never_falls(part: Part) -> None:
+    """sum_k w_k KL(q_k || prior) is no larger under the next prior than under the last."""
+    for broadcast, result, fused in _cases(part):
+        following = _updated(part, broadcast, result, fused)
+        before, after = (
+            float((WEIGHTS * _divergence(result.posterior, prior)).sum())
+            for prior in (broadcast.prior, following.prior)
+        )
+        if not after <= before + 1e-9 * abs(before):
+            raise AssertionError(f"the expected divergence rises from {before:.9g} to {after:.9g}")
+
+
+def _divergence(posteriors: Posterior, prior: Posterior) -> Tensor:
+    clients = len(posteriors.mean)
+    return posteriors.kl(prior.map(lambda tensor: tensor.expand(clients, -1))).double()
+
+
+def _updated(
+    part: Part, broadcast: Broadcast, result: LocalResult, fused: Posterior
+) -> Broadcast:
+    return part().update(broadcast, fused, _summed(part, broadcast, result))
+
+
+def _summed(part: Part, broadcast: Broadcast, result: LocalResult) -> Statistics:
+    each = [
+        part().summarise(small.row(result, k), WEIGHTS[k : k + 1], broadcast)
+        for k in range(len(WEIGHTS))
+    ]
+    return reduce(lambda left, right: {n: left[n] + right[n] for n in left}, each)
+
+
+def _cases(part: Part) -> Iterator[tuple[Broadcast, LocalResult, Posterior]]:
+    """Yield what the server has after a round of real clients, of every inference that fits."""
+    for inference in _inferences(part):
+        of = small.problem()
+        broadcast = small.begun(inference, of)
+        result = inference.fit(of, broadcast, small.clients_of(of, inference))
+        yield broadcast, result, result.posterior[0]
+
+
+def _inferences(part: Part) -> list[Any]:
+    """Return the inferences whose methods choose this update; without any, all that fit it."""
+    from bflcore.registry import load_registry
+
+    registry = load_registry()
+    methods: Any = [m for m in registry.all("method") if m.hyper == part.name]  # type: ignore[attr-defined]
+    names = {method.inference for method in methods}
+    found: Any = [i for i in registry.all("inference") if i.name in names]
+    fitting = [i for i in found or registry.all("inference") if not part.families or i.family in part.families]
+    return [small.made(inference) for inference in fitting]

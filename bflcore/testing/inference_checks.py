@@ -1,0 +1,240 @@
+"""What a local inference must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import attrs
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from bflcore.inference import Broadcast, Cohort, LocalInference, LocalResult
+from bflcore.likelihoods import GaussianNoise
+from bflcore.posteriors import Gaussian
+from bflcore.problem import Problem
+from bflcore.randomness import stream
+from bflcore.testing import small
+
+__all__ = ["checks_of"]
+
+Part = type[LocalInference]
+
+ROUNDS = 8
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of an inference."""
+    yield inputs_stay_untouched
+    yield from (results_have_the_declared_family, keeps_the_dtype, repeats_itself)
+    yield global_randomness_stays_untouched
+    yield from (a_cohort_is_its_clients_alone, padding_is_never_read, order_is_irrelevant)
+    yield from (no_data_gives_the_prior_back, loss_falls, memory_survives_storage)
+    yield from (predictions_are_probabilities, novel_clients_can_predict)
+    if "exact-conjugate" in part.tags:
+        yield is_exact_on_the_conjugate_problem
+
+
+def inputs_stay_untouched(part: Part) -> None:
+    """`fit`, `personalise` and `predict` leave broadcast, cohort and problem as they were."""
+    inference, of, broadcast, cohort = _case(part, sharing="body")
+    things = (broadcast, cohort, of.train, {"initial": of.initial})
+    before = small.copied(*things)
+    result = inference.fit(of, broadcast, cohort)
+    own = inference.personalise(of, broadcast, cohort, novel=False)
+    inference.personalise(of, broadcast, cohort, novel=True)
+    _predicted(inference, of, broadcast, own)
+    for name, thing, copy in zip(
+        ("broadcast", "cohort", "training data", "problem"), things, before, strict=True
+    ):
+        small.same(thing, copy, f"the {name} was changed", 0.0)
+    kept = small.copied(result)[0]
+    inference.fit(of, broadcast, cohort)
+    small.same(result, kept, "a second fit changed the first one's result", 0.0)
+
+
+def results_have_the_declared_family(part: Part) -> None:
+    """`fit` returns posteriors of `family`, one row a client, that the server accepts."""
+    from bflcore.rounds import screen
+
+    inference, of, broadcast, cohort = _case(part)
+    result = inference.fit(of, broadcast, cohort)
+    if result.posterior.name != part.family:
+        raise AssertionError(f"family is {part.family}, but fit gives {result.posterior.name}")
+    for reply in screen(result, broadcast):
+        if not isinstance(reply, LocalResult):
+            raise AssertionError(f"the server would refuse the result: {reply}")  # noqa: TRY004
+    if result.examples.tolist() != list(cohort.sizes):
+        raise AssertionError(f"examples are {result.examples.tolist()}, not {list(cohort.sizes)}")
+
+
+def keeps_the_dtype(part: Part) -> None:
+    """A float32 problem gives float32 posteriors and predictions."""
+    inference = small.made(part)
+    of = small.problem(sharing="body", dtype=torch.float32)
+    broadcast, cohort = small.begun(inference, of), small.clients_of(of, inference)
+    result = inference.fit(of, broadcast, cohort)
+    draws = _predicted(inference, of, broadcast, result.memory)
+    for name, tensor in (small.tensors(result.posterior) | {"draws": draws}).items():
+        if tensor.dtype != torch.float32:
+            raise AssertionError(f"{name} of a float32 problem is {tensor.dtype}")
+
+
+def repeats_itself(part: Part) -> None:
+    """The same cohort gives the same result, bit for bit."""
+    inference, of, broadcast, cohort = _case(part)
+    first = inference.fit(of, broadcast, cohort)
+    small.same(inference.fit(of, broadcast, cohort), first, "a second fit", 0.0)
+
+
+def global_randomness_stays_untouched(part: Part) -> None:
+    """Noise comes from the cohort's streams: torch's global generator is neither read nor moved."""
+    inference, of, broadcast, cohort = _case(part)
+    kept = torch.get_rng_state()
+    try:
+        results = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            state = torch.get_rng_state()
+            result = inference.fit(of, broadcast, cohort)
+            draws = _predicted(inference, of, broadcast, result.memory)
+            if not torch.equal(torch.get_rng_state(), state):
+                raise AssertionError("torch's global generator was used; use cohort.streams(...)")
+            results.append({**small.tensors(result), "draws": draws})
+        small.same(results[0], results[1], "under another global seed", 0.0)
+    finally:
+        torch.set_rng_state(kept)
+
+
+def a_cohort_is_its_clients_alone(part: Part) -> None:
+    """A ragged cohort gives what each client gives alone, to rounding: steps beyond a client's own
+    change nothing."""
+    inference, of, broadcast, cohort = _case(part, sharing="body")
+    together = inference.fit(of, broadcast, cohort)
+    for index, client in enumerate(cohort.clients):
+        alone = inference.fit(of, broadcast, small.clients_of(of, inference, [client]))
+        small.same(small.row(together, index), alone, f"client {client} in a cohort", 1e-7)
+
+
+def padding_is_never_read(part: Part) -> None:
+    """What stands beyond a client's samples does not matter."""
+    inference, of, broadcast, cohort = _case(part)
+    x = cohort.x.clone()
+    for index, size in enumerate(cohort.sizes):
+        x[index, size:] = 1e3
+    loud = inference.fit(of, broadcast, attrs.evolve(cohort, x=x))
+    small.same(loud, inference.fit(of, broadcast, cohort), "with other padding", 1e-7)
+
+
+def order_is_irrelevant(part: Part) -> None:
+    """Clients of equal size may stand in any order."""
+    inference = small.made(part)
+    of = small.problem(sizes=(6, 6))
+    broadcast = small.begun(inference, of)
+    first = inference.fit(of, broadcast, small.clients_of(of, inference, [0, 1]))
+    second = inference.fit(of, broadcast, small.clients_of(of, inference, [1, 0]))
+    small.same(second.select([1, 0]), first, "in another order", 1e-7)
+
+
+def no_data_gives_the_prior_back(part: Part) -> None:
+    """A client without samples learns nothing: start and prior alike, its posterior is they."""
+    inference = small.made(part)
+    of = small.problem(sizes=(6, 0))
+    broadcast = small.begun(inference, of)
+    broadcast = attrs.evolve(broadcast, start=broadcast.prior)
+    result = inference.fit(of, broadcast, small.clients_of(of, inference, [1]))
+    small.same(result.posterior[0], broadcast.prior, "the posterior of a client without data", 1e-6)
+    if not bool(result.loss.isfinite().all()):
+        raise AssertionError(f"the loss of a client without data is {float(result.loss[0])}")
+
+
+def loss_falls(part: Part) -> None:
+    """Round after round from its own posterior, a client's loss falls."""
+    inference = small.made(part)
+    of = small.problem(sizes=(24,), sharing="body")
+    broadcast, memory = small.begun(inference, of), None
+    losses: list[float] = []
+    for round in range(ROUNDS):
+        cohort = small.clients_of(of, inference, memory=memory, round=round)
+        result = inference.fit(of, broadcast, cohort)
+        losses.append(float(result.loss[0]))
+        broadcast = attrs.evolve(broadcast, round=round + 1, start=result.posterior[0])
+        memory = dict(result.memory)
+    if not min(losses[-2:]) < losses[0]:
+        raise AssertionError(f"the loss goes {', '.join(f'{loss:.4f}' for loss in losses)}")
+
+
+def memory_survives_storage(part: Part) -> None:
+    """A memory that was written and read continues as if it had stayed; its tensors keep their
+    names and shapes from the first round on."""
+    inference, of, broadcast, cohort = _case(part, sharing="body")
+    result = inference.fit(of, broadcast, cohort)
+    shapes = {name: (t.shape, t.dtype) for name, t in result.memory.items()}
+    fresh = {name: (t.shape, t.dtype) for name, t in cohort.memory.items()}
+    if shapes != fresh:
+        raise AssertionError(f"remember() gives {sorted(fresh)}, fit returns {sorted(shapes)}")
+    stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
+    following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
+    kept, read = (
+        inference.fit(of, following, small.clients_of(of, inference, memory=memory, round=1))
+        for memory in (result.memory, stored)
+    )
+    small.same(read, kept, "from a stored memory", 0.0)
+
+
+def predictions_are_probabilities(part: Part) -> None:
+    """`predict` gives ``[K, S, B, C]`` probabilities, from fitted and personalised memories."""
+    inference, of, broadcast, cohort = _case(part, sharing="body")
+    result = inference.fit(of, broadcast, cohort)
+    after = attrs.evolve(cohort, memory=result.memory)
+    _check(_predicted(inference, of, broadcast, result.memory))
+    _check(_predicted(inference, of, broadcast, inference.personalise(of, broadcast, after, False)))
+
+
+def novel_clients_can_predict(part: Part) -> None:
+    """A client that was held out of training adapts and predicts."""
+    inference, of, broadcast, cohort = _case(part, sharing="body")
+    _check(_predicted(inference, of, broadcast, inference.personalise(of, broadcast, cohort, True)))
+
+
+def is_exact_on_the_conjugate_problem(part: Part) -> None:
+    """On a linear regression with known noise, each sample seeing one parameter, the posterior is
+    Bayes' own."""
+    noise, seen = 0.5, torch.eye(3, dtype=torch.float64).repeat(4, 1)
+    x = seen * torch.randn(12, 1, generator=small.generator(3), dtype=torch.float64)
+    y = torch.randn(12, 1, generator=small.generator(4), dtype=torch.float64)
+    network = nn.Sequential(nn.Linear(3, 1, bias=False))
+    of = small.problem((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
+                       data=(x, y))  # fmt: skip
+    inference = part()
+    prior = Gaussian(torch.full((3,), 0.3).double(), torch.tensor([0.5, 1.0, 2.0]).double())
+    broadcast = Broadcast(0, prior, prior)
+    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    precision = 1 / prior.variance + x.square().sum(0) / noise
+    mean = (prior.mean / prior.variance + (x * y).sum(0) / noise) / precision
+    small.same(found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5)
+
+
+def _case(
+    part: Part, sharing: str = "all"
+) -> tuple[LocalInference, Problem, Broadcast, Cohort]:
+    inference, of = small.made(part), small.problem(sharing=sharing)
+    return inference, of, small.begun(inference, of), small.clients_of(of, inference)
+
+
+def _predicted(
+    inference: LocalInference, of: Problem, broadcast: Broadcast, memory: Mapping[str, Tensor]
+) -> Tensor:
+    x = torch.stack([of.train.of(client)[0][:3] for client in of.clients])
+    draws = [stream(of.seed, broadcast.round, client, "predict") for client in of.clients]
+    return inference.predict(of, broadcast.start, memory, x, draws).draws
+
+
+def _check(draws: Tensor) -> None:
+    if draws.ndim != 4 or draws.shape[0] != 3 or tuple(draws.shape[2:]) != (3, 3):
+        raise AssertionError(f"draws have shape {list(draws.shape)}, not [3, S, 3, 3]")
+    if not bool(((draws >= 0) & draws.isfinite()).all()):
+        raise AssertionError("draws are not all finite numbers >= 0")
+    total = draws.sum(-1)
+    if not bool((total - 1).abs().max() <= 1e-6):
+        raise AssertionError(f"probabilities sum to {float(total.flatten()[0]):.6g}")

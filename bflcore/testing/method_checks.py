@@ -1,0 +1,63 @@
+"""What a method must do: name parts that exist and fit, and run."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bflcore.experiment import resolve
+from bflcore.methods import Method
+from bflcore.options import options_of
+from bflcore.registry import Distribution, Registry, read_plugins
+from bflcore.testing.small import QUICK
+
+__all__ = ["checks_of"]
+
+Part = type[Method]
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of a method."""
+    yield from (parts_exist_and_fit, runs_two_rounds)
+
+
+def parts_exist_and_fit(part: Part) -> None:
+    """Inference, aggregator, weighting and update are installed, fit, and have the options that
+    `defaults` sets."""
+    resolve(_registry(part), part.name, {}, {})
+
+
+def runs_two_rounds(part: Part) -> None:
+    """Two rounds on a small synthetic data set end with figures that are numbers."""
+    from bflcore import runs
+
+    registry = _registry(part)
+    known = {option.name for option in options_of(registry.get("inference", part.inference))}
+    flags: Any = {
+        "rounds": 2,
+        "data": {"data": "synthetic", "clients": 3, "train_per_class": 6, "test_per_class": 6},
+        "inference": {name: value for name, value in QUICK.items() if name in known},
+        "engine": {"workers": 1},
+    }
+    prepared = runs.prepare(resolve(registry, part.name, {}, flags))
+    with tempfile.TemporaryDirectory() as folder:
+        directory = runs.RunDirectory.create(Path(folder) / "run", prepared, registry)
+        summary = runs.execute(prepared, directory)
+    if summary["dropped"]:
+        raise AssertionError(f"clients were dropped: {summary['dropped'][0]['reason']}")
+    for name in ("nll", "accuracy"):
+        value = summary["final"][f"personal.{name}"]["mean"]
+        if not math.isfinite(value):
+            raise AssertionError(f"{name} is {value}")
+
+
+def _registry(part: Part) -> Registry:
+    from bflcore import plugin
+
+    registry = read_plugins(plugin)
+    if part not in registry.all("method"):
+        registry.add(Distribution("under test", "0", part.__module__), [("method", part)])
+    return registry

@@ -1,0 +1,72 @@
+"""What a model must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from bflcore.errors import OptionError
+from bflcore.models.base import Model
+from bflcore.models.networks import refuse_running_buffers
+from bflcore.randomness import seeded_globally
+
+__all__ = ["checks_of"]
+
+Part = type[Model]
+
+SHAPES = ((4,), (1, 28, 28), (3, 32, 32))  # a table, grey images, colour images
+OUTPUTS = 3
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of a model."""
+    yield from (gives_an_output_a_class, has_a_head, has_no_running_buffers, repeats_itself)
+
+
+def gives_an_output_a_class(part: Part) -> None:
+    """The network maps ``[B, *input_shape]`` to ``[B, outputs]``."""
+    for shape, network in _networks(part):
+        with torch.no_grad():
+            found = network(torch.zeros(2, *shape))
+        if tuple(found.shape) != (2, OUTPUTS):
+            raise AssertionError(f"two samples {shape} give {tuple(found.shape)}, not (2, 3)")
+
+
+def has_a_head(part: Part) -> None:
+    """`head` names a module with parameters, and is not the whole network."""
+    for _, network in _networks(part):
+        head = part().head(network)
+        inside = {id(p) for p in network.get_submodule(head).parameters()}
+        if not inside or inside == {id(p) for p in network.parameters()}:
+            raise AssertionError(f"head {head!r} holds {len(inside)} parameters: none, or all")
+
+
+def has_no_running_buffers(part: Part) -> None:
+    """No batch norm that keeps running statistics: they would be nobody's posterior."""
+    for _, network in _networks(part):
+        refuse_running_buffers(network)
+
+
+def repeats_itself(part: Part) -> None:
+    """The same seed gives the same initialisation."""
+    for (_, first), (_, second) in zip(_networks(part), _networks(part), strict=True):
+        for one, other in zip(first.parameters(), second.parameters(), strict=True):
+            if not torch.equal(one, other):
+                raise AssertionError("the initialisation differs under the same seed")
+
+
+def _networks(part: Part) -> Iterator[tuple[tuple[int, ...], nn.Module]]:
+    """Yield a network for every shape that the model accepts."""
+    accepted = False
+    for shape in SHAPES:
+        try:
+            with seeded_globally(0, "initialisation"):
+                network = part().network(shape, OUTPUTS)
+        except OptionError:
+            continue
+        accepted = True
+        yield shape, network
+    if not accepted:
+        raise AssertionError(f"no network for any of the shapes {SHAPES}")

@@ -1,0 +1,144 @@
+"""What a posterior family must do. Needs its `arbitrary`; densities where it has `log_density`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from bflcore.posteriors import Posterior
+from bflcore.testing import small
+
+__all__ = ["checks_of"]
+
+Family = type[Posterior]
+
+DRAWS = 20_000
+ERRORS = 6.0  # standard errors that chance is allowed; the draws are fixed, so this never flickers
+
+
+def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
+    """Yield the checks of a posterior family."""
+    yield inputs_stay_untouched
+    yield from (packing_inverts, splitting_inverts, clients_can_be_selected)
+    yield from (valid_posteriors_have_no_fault, values_that_are_not_finite_are_a_fault)
+    yield from (keeps_the_dtype, divergence_is_never_negative, samples_have_the_mean)
+    if family.log_density is not Posterior.log_density:
+        yield divergence_is_that_of_the_densities
+
+
+def inputs_stay_untouched(family: Family) -> None:
+    """Sampling, dividing and comparing leave a posterior as it was."""
+    of = small.problem(sharing="body")
+    q, p = _pair(family)
+    noise = torch.randn(3, of.layout.total, generator=small.generator(), dtype=torch.float64)
+    before = small.copied(q, p, {"noise": noise})
+    q.sample(noise)
+    q.kl(p)
+    q.split(of.layout)
+    q.fault()
+    for thing, copy in zip((q, p, {"noise": noise}), before, strict=True):
+        small.same(thing, copy, "an input was changed", 0.0)
+
+
+def packing_inverts(family: Family) -> None:
+    """``unpack(pack()) == q``, under any prefix."""
+    q, _ = _pair(family)
+    small.same(family.unpack(q.pack("own."), "own."), q, "pack and unpack", 0.0)
+
+
+def splitting_inverts(family: Family) -> None:
+    """``join(*split(q)) == q``, whatever is shared."""
+    for sharing in ("all", "body", "head", "none"):
+        layout = small.problem(sharing=sharing).layout
+        q = family.arbitrary(layout, 3, small.generator())
+        shared, personal = q.split(layout)
+        small.same(shared.join(personal, layout), q, f"split and join, sharing {sharing}", 0.0)
+
+
+def clients_can_be_selected(family: Family) -> None:
+    """Rows can be taken and put together again."""
+    q, _ = _pair(family)
+    small.same(family.concatenate([q[[0]], q[[1, 2]]]), q, "concatenate", 0.0)
+
+
+def valid_posteriors_have_no_fault(family: Family) -> None:
+    """What `arbitrary` returns is a posterior of the family."""
+    q, _ = _pair(family)
+    if fault := q[0].fault():
+        raise AssertionError(f"fault() says of a valid posterior: {fault}")
+
+
+def values_that_are_not_finite_are_a_fault(family: Family) -> None:
+    """NaN in any field is noticed before it may touch the server."""
+    packed = _pair(family)[0][0].pack()
+    for name, tensor in packed.items():
+        broken = tensor.clone().flatten()
+        broken[0] = float("nan")
+        wrong = family.unpack(packed | {name: broken.view_as(tensor)})
+        if not wrong.fault():
+            raise AssertionError(f"fault() does not notice NaN in {name}")
+
+
+def keeps_the_dtype(family: Family) -> None:
+    """Samples and divergences have the dtype of the posterior."""
+    q, p = (one.map(torch.Tensor.float) for one in _pair(family))
+    noise = torch.randn(3, q.mean.shape[-1], generator=small.generator())
+    for name, result in (("sample", q.sample(noise)), ("kl", q.kl(p)), ("mean", q.mean)):
+        if result.dtype != torch.float32:
+            raise AssertionError(f"{name} of a float32 posterior is {result.dtype}")
+
+
+def divergence_is_never_negative(family: Family) -> None:
+    """``q.kl(p) >= 0``, ``q.kl(q) == 0``, one number a client."""
+    q, p = _pair(family)
+    apart, none = q.kl(p), q.kl(q)
+    if apart.shape != (3,):
+        raise AssertionError(f"kl of 3 clients has shape {tuple(apart.shape)}, not (3,)")
+    if not bool((apart >= 0).all()):
+        raise AssertionError(f"KL(q || p) is {apart.tolist()}")
+    if not bool((none.abs() <= 1e-9).all()):
+        raise AssertionError(f"KL(q || q) is {none.tolist()}")
+
+
+def samples_have_the_mean(family: Family) -> None:
+    """The average of many samples is the mean, and their spread the variance, if it has one."""
+    q = _pair(family)[0][[0]]
+    draws = _samples(q)
+    error = ERRORS * draws.std(0) / DRAWS**0.5 + 1e-9
+    _within(draws.mean(0) - q.mean[0], error, "mean of samples")
+    variance = getattr(q, "variance", None)
+    if isinstance(variance, torch.Tensor) and variance.shape == q.mean.shape:
+        squares = (draws - q.mean[0]).square()
+        error = ERRORS * squares.std(0) / DRAWS**0.5 + 1e-9
+        _within(squares.mean(0) - variance[0], error, "variance of samples")
+
+
+def divergence_is_that_of_the_densities(family: Family) -> None:
+    """KL(q || p) is the mean of log q - log p over samples from q."""
+    q, p = (one[[0]] for one in _pair(family))
+    draws = _samples(q)
+    gap = family.unpack({n: t.expand(DRAWS, -1) for n, t in q.pack().items()}).log_density(draws)
+    gap = gap - family.unpack({n: t.expand(DRAWS, -1) for n, t in p.pack().items()}).log_density(
+        draws
+    )
+    error = ERRORS * gap.std() / DRAWS**0.5 + 1e-9
+    _within(gap.mean() - q.kl(p)[0], error, "mean of log q - log p against kl")
+
+
+def _pair(family: Family) -> tuple[Posterior, Posterior]:
+    layout = small.problem().layout
+    return tuple(family.arbitrary(layout, 3, small.generator(seed)) for seed in (0, 1))  # type: ignore[return-value]
+
+
+def _samples(q: Posterior) -> torch.Tensor:
+    noise = torch.randn(
+        DRAWS, q.mean.shape[-1], generator=small.generator(7), dtype=torch.float64
+    )
+    return q.map(lambda tensor: tensor.expand(DRAWS, -1)).sample(noise)
+
+
+def _within(difference: torch.Tensor, allowed: torch.Tensor, what: str) -> None:
+    excess = difference.abs() - allowed
+    if not bool((excess <= 0).all()):
+        raise AssertionError(f"{what}: off by {float(difference.flatten()[excess.argmax()]):.3g}")

@@ -1,0 +1,82 @@
+"""What a weighting must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from bflcore.aggregation import Weighting, check_weights
+from bflcore.inference import Broadcast
+from bflcore.posteriors import Posterior
+from bflcore.testing import small
+
+__all__ = ["checks_of"]
+
+Part = type[Weighting]
+
+
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+    """Yield the checks of a weighting."""
+    yield inputs_stay_untouched
+    yield from (weights_make_sense, order_is_carried_through, identical_clients_weigh_the_same)
+    if part.local:
+        yield a_client_is_weighed_alone
+
+
+def inputs_stay_untouched(part: Part) -> None:
+    """Weighing leaves posteriors, examples and broadcast as they were."""
+    for posteriors, examples, broadcast in _cases(part):
+        before = small.copied(posteriors, {"n": examples}, broadcast)
+        part().weigh(posteriors, examples, broadcast)
+        for thing, copy in zip((posteriors, {"n": examples}, broadcast), before, strict=True):
+            small.same(thing, copy, "an input was changed", 0.0)
+
+
+def weights_make_sense(part: Part) -> None:
+    """One finite number >= 0 a client, in float64, not all zero."""
+    for posteriors, examples, broadcast in _cases(part):
+        weights = part().weigh(posteriors, examples, broadcast)
+        if weights.dtype != torch.float64:
+            raise AssertionError(f"weights are {weights.dtype}, not float64")
+        check_weights(weights, len(examples))
+
+
+def order_is_carried_through(part: Part) -> None:
+    """Clients in another order have the same weights, in that order."""
+    order = [2, 0, 1]
+    for posteriors, examples, broadcast in _cases(part):
+        there = _shares(part, posteriors[order], examples[order], broadcast)
+        here = _shares(part, posteriors, examples, broadcast)
+        small.same({"w": there}, {"w": here[order]}, "weights in another order")
+
+
+def identical_clients_weigh_the_same(part: Part) -> None:
+    """Equal posteriors of equally many examples count equally."""
+    for posteriors, examples, broadcast in _cases(part):
+        found = _shares(part, posteriors[[0, 0, 0]], examples[[0, 0, 0]], broadcast)
+        small.same({"w": found}, {"w": torch.full((3,), 1 / 3).double()}, "weights", 1e-6)
+
+
+def a_client_is_weighed_alone(part: Part) -> None:
+    """A `local` weighting gives a client the same weight whoever else is there."""
+    for posteriors, examples, broadcast in _cases(part):
+        together = part().weigh(posteriors, examples, broadcast)
+        alone = torch.cat(
+            [part().weigh(posteriors[[k]], examples[[k]], broadcast) for k in range(3)]
+        )
+        small.same({"w": alone}, {"w": together}, "weights of clients alone")
+
+
+def _shares(part: Part, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
+    weights = part().weigh(posteriors, examples, broadcast)
+    return weights / weights.sum()
+
+
+def _cases(part: Part) -> Iterator[tuple[Posterior, Tensor, Broadcast]]:
+    layout = small.problem().layout
+    for family in small.families(part):
+        posteriors = family.arbitrary(layout, 3, small.generator(0))
+        server = family.arbitrary(layout, 1, small.generator(1))[0]
+        yield posteriors, torch.tensor([9, 6, 3]), Broadcast(1, server, server)

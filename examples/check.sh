@@ -1,0 +1,38 @@
+#!/bin/sh
+# Install the core's wheel and the example's into a fresh environment, without any path to this
+# checkout, and check the example there; then write, install and check a new plugin.
+# Expects the project's environment in PATH (make test-third-party).
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Build from copies, so that nothing is left in the tree.
+mkdir "$work/core"
+cp -r "$root/bflcore" "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$work/core"
+cp -r "$root/examples/third-party" "$work/example"
+install="-m pip install --quiet --disable-pip-version-check --constraint $root/constraints.txt"
+python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/wheels" \
+  "$work/core" "$work/example"
+
+"${PYTHON:-python3}" -m venv "$work/venv"
+python="$work/venv/bin/python"
+# shellcheck disable=SC2086
+$python $install "$work"/wheels/*.whl pytest
+cd "$work"
+rm -rf core
+unset PYTHONPATH VIRTUAL_ENV
+PATH="$work/venv/bin:/usr/bin:/bin"
+bfl list-plugins
+bfl check-plugin swag
+python -m pytest -q -p no:cacheprovider example/tests
+bfl run swag --data synthetic --rounds 2 --quiet
+
+bfl new-plugin fed-pull
+# shellcheck disable=SC2086
+$python $install ./bfl-fed-pull
+bfl check-plugin fed-pull
+python -m pytest -q -p no:cacheprovider bfl-fed-pull
+bfl run fed-pull --data synthetic --rounds 2 --quiet
+python -c "import sys, bflcore; sys.exit(bflcore.__file__.startswith('$root'))"
+echo "the core, the example and a new plugin work from their wheels"

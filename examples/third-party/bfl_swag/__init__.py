@@ -1,0 +1,1 @@
+"""Federated SWAG, a plugin of bflcore."""

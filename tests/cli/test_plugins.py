@@ -1,0 +1,141 @@
+"""``bfl new-plugin`` and ``bfl check-plugin``, as the author of a plugin meets them."""
+
+import ast
+import importlib
+import json
+import sys
+import tomllib
+
+import pytest
+
+from bflcore.cli import main
+from bflcore.registry import load_registry
+from bflcore.testing import checks
+
+
+@pytest.fixture
+def bfl(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Make the registry read fake distributions; load it afresh before and after."""
+
+    def install(name, source):
+        (tmp_path / f"{name}.py").write_text(source)
+        info = tmp_path / f"bfl_{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bfl-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[bfl]\n{name} = {name}\n")
+        load_registry.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield install
+    load_registry.cache_clear()
+
+
+def test_a_new_plugin_is_complete_and_passes_its_own_checks(bfl, tmp_path, monkeypatch):
+    status, _, err = bfl("new-plugin", "fed-novelty")
+    assert status == 0, err
+    folder = tmp_path / "bfl-fed-novelty"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["bfl"] == {"fed-novelty": "bfl_fed_novelty.plugin"}
+    for path in folder.rglob("*.py"):
+        ast.parse(path.read_text())
+        assert "$" not in path.read_text()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    module = importlib.import_module("bfl_fed_novelty.plugin")
+    # A method's checks need its inference installed; they run from wheels (examples/check.sh).
+    for check in checks(module.FedNoveltyInference):
+        check.function()
+    for name in [name for name in sys.modules if name.startswith("bfl_fed_novelty")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Fed_X", "allowed: lower-case words joined by hyphens"),
+        ("../up", "allowed: lower-case words"),
+        ("bpfed", "is taken: method bpfed of bfl-bpfed"),
+        ("variational", "is taken: inference variational of bflcore"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(bfl, tmp_path, name, said):
+    status, _, err = bfl("new-plugin", name)
+    assert status == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_left_alone(bfl, tmp_path):
+    (tmp_path / "bfl-mine").mkdir()
+    status, _, err = bfl("new-plugin", "mine")
+    assert status == 2
+    assert "exists; choose another folder with --out" in err
+    assert not list((tmp_path / "bfl-mine").iterdir())
+
+
+WRONG = """
+from bflcore import HyperUpdate, Broadcast, component, hookimpl, option
+
+@component
+class Stale(HyperUpdate):
+    '''Forget to count rounds.'''
+
+    name = "stale"
+    reference = "new"
+    families = ("point",)
+
+    def update(self, broadcast, fused, total):
+        return Broadcast(broadcast.round, fused, broadcast.prior)
+
+@hookimpl
+def bfl_hyper_updates():
+    yield Stale
+"""
+
+
+def test_a_check_that_fails_is_shown_and_exits_with_1(bfl, installed):
+    installed("stale", WRONG)
+    status, out, err = bfl("check-plugin", "stale")
+    assert status == 1, err
+    assert "failed  rounds are counted: after round 0 comes 0" in out
+    assert out.splitlines()[-1].endswith("1 failed")
+    status, out, _ = bfl("check-plugin", "bfl-stale", "--json")
+    rows = json.loads(out)
+    assert status == 1
+    assert [row["check"] for row in rows if row["state"] == "failed"] == ["rounds are counted"]
+
+
+def test_an_expected_failure_is_shown_with_its_reason_and_exits_with_0(bfl, installed):
+    promise = 'families = ("point",)\n    expected_failures = {"rounds are counted": "never"}\n'
+    installed("patient", WRONG.replace('families = ("point",)', promise))
+    status, out, err = bfl("check-plugin", "patient", "--all")
+    assert status == 0, err
+    assert "expected failure  rounds are counted: never" in out
+    assert "ok  is frozen" in out
+
+
+def test_a_broken_plugin_exits_with_1_and_the_reason(bfl, installed):
+    installed("broken", "import no_such_module")
+    status, _, err = bfl("check-plugin", "broken")
+    assert status == 1
+    assert "bfl-broken 1.0 is broken: ModuleNotFoundError" in err
+
+
+def test_an_unknown_plugin_is_answered_with_the_nearest(bfl):
+    status, _, err = bfl("check-plugin", "bpfd")
+    assert status == 2
+    assert "did you mean bfl-bpfed?" in err
