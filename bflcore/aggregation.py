@@ -30,6 +30,7 @@ __all__ = [
     "Weighting",
     "block_by_block",
     "blocks",
+    "check_posteriors",
     "check_weights",
     "weighted_sum",
 ]
@@ -72,8 +73,20 @@ class Aggregator(Component, abc.ABC):
         """Fuse posteriors ``[K, P]`` under weights ``[K]`` (any scale) into one ``[P]``.
 
         `prior` ``[P]`` is what every client started from. Raises `OptionError` for weights that
-        are negative, all zero, not finite or of the wrong length.
+        are negative, all zero, not finite or of the wrong length, for posteriors of a family that
+        is not the prior's or that the rule does not know, and for values that are not finite or
+        variances below zero.
         """
+
+    def check(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> None:
+        """Refuse weights that make no sense, and posteriors of another family."""
+        check_weights(weights, len(posteriors.mean))
+        known = not self.families or posteriors.name in self.families
+        if type(posteriors) is not type(prior) or not known:
+            raise OptionError(
+                f"posteriors: family {posteriors.name} given to {self.name} with a prior of family "
+                f"{prior.name}; allowed: both {' or both '.join(self.families) or 'the same'}"
+            )
 
 
 class AdditiveAggregator(Aggregator):
@@ -110,7 +123,7 @@ class AdditiveAggregator(Aggregator):
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Encode, sum, decode."""
-        check_weights(weights, len(posteriors.mean))
+        self.check(posteriors, weights, prior)
         return self.decode(self.encode(posteriors, weights, prior), prior)
 
 
@@ -157,14 +170,16 @@ class CoordinatewiseAggregator(AdditiveAggregator):
         mean, others = packed.pop("mean"), tuple(packed.values())
         vectors = {name: tensor for name, tensor in total.items() if tensor.ndim}
         scalars = {name: tensor for name, tensor in total.items() if not tensor.ndim}
-        after = dict(scalars)
+        after, sound = dict(scalars), True
         for part in blocks(mean.shape[1], COORDINATES):
             sums = scalars | {name: vectors[name][part] for name in vectors} if scalars else {}
             for rows in blocks(len(mean), CLIENTS):
                 shift = mean[rows, part] - prior.mean[part]
-                rest = (field[rows, part] for field in others)
+                rest = [field[rows, part] for field in others]
+                sound &= all(_is_sound(field) for field in rest)
                 block = self.sums(weights[rows].double(), shift, *rest)
                 sums = self.merge(sums, block) if sums else block
+            sound &= all(bool(value.sum().isfinite()) for value in sums.values())
             for name, value in sums.items():
                 if not value.ndim:
                     after[name] = value
@@ -172,7 +187,17 @@ class CoordinatewiseAggregator(AdditiveAggregator):
                 if name not in vectors:
                     vectors[name] = value.new_zeros(mean.shape[1])
                 vectors[name][part] = value
+        if not sound:  # seldom: only now is it worth a look at every client
+            check_posteriors(posteriors)
         return after | vectors
+
+
+def _is_sound(block: Tensor) -> bool:
+    """Return False where a block holds NaN or a number below zero: one pass, in cache.
+
+    Infinity shows in the sums, but for an infinite variance among precisions: it counts nothing.
+    """
+    return not block.numel() or bool(block.amin() >= 0)
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:
@@ -219,6 +244,19 @@ def check_weights(weights: Tensor, clients: int, names: Sequence[int] = ()) -> N
             )
     if clients and not bool(weights.sum() > 0):
         raise OptionError("weights: all are zero; allowed: at least one above 0")
+
+
+def check_posteriors(posteriors: Posterior, names: Sequence[int] = ()) -> None:
+    """Refuse posteriors ``[K, P]`` of which one is none (see `Posterior.fault`).
+
+    `names` are the clients' ids, for the message; by default their rows.
+    """
+    for row, client in enumerate(names or range(len(posteriors.mean))):
+        if fault := posteriors[row].fault():
+            raise OptionError(
+                f"posteriors: client {client}'s {fault}; allowed: finite numbers, variances >= 0; "
+                "leave the client out (the round loop does)"
+            )
 
 
 @component

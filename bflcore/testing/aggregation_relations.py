@@ -123,8 +123,11 @@ def consolidation_is_exact_bayes(rule: Aggregator, problem: Regression, dtype: t
     reach = np.abs([m for m, _ in found]).max(0) + np.abs(problem.prior_mean) + np.abs(mean)
     learnt = np.sum([np.abs(m - problem.prior_mean) / np.diag(c) for m, c in found], axis=0)
     error = np.abs(fused.mean.double().numpy() - mean)
-    allowed = lost * np.abs(mean - problem.prior_mean) + 4 * eps * (
-        reach + variance * (learnt + sum(reach / np.diag(c) for _, c in found))
+    underflow = 100 * torch.finfo(dtype).tiny
+    allowed = (
+        underflow
+        + lost * np.abs(mean - problem.prior_mean)
+        + 4 * eps * (reach + variance * (learnt + sum(reach / np.diag(c) for _, c in found)))
     )
     hold(torch.tensor(error <= allowed), "mean", fused.mean, torch.tensor(mean))
     excess = np.abs(fused.variance.double().numpy() - variance) <= lost * variance

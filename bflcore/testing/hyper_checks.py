@@ -117,5 +117,6 @@ def _inferences(part: Part) -> list[Any]:
     methods: Any = [m for m in registry.all("method") if m.hyper == part.name]  # type: ignore[attr-defined]
     names = {method.inference for method in methods}
     found: Any = [i for i in registry.all("inference") if i.name in names]
-    fitting = [i for i in found or registry.all("inference") if not part.families or i.family in part.families]
+    candidates: Any = found or registry.all("inference")
+    fitting = [i for i in candidates if not part.families or i.family in part.families]
     return [small.made(inference) for inference in fitting]

@@ -16,12 +16,16 @@ from bflcore import (
     PointInference,
     Statistics,
     Weighting,
-    check_weights,
     component,
     hookimpl,
     option,
 )
-from bflcore.aggregation import CoordinatewiseAggregator, block_by_block, weighted_sum
+from bflcore.aggregation import (
+    CoordinatewiseAggregator,
+    block_by_block,
+    check_posteriors,
+    weighted_sum,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -237,7 +241,8 @@ class Median(Aggregator):
         from bfl_aggregators import robust
 
         clients = len(posteriors.mean)
-        check_weights(weights, clients)
+        self.check(posteriors, weights, prior)
+        check_posteriors(posteriors)
         return robust.trimmed_mean(posteriors, (clients - 1) // 2)
 
 
@@ -261,7 +266,8 @@ class TrimmedMean(Aggregator):
         from bfl_aggregators import robust
 
         clients = len(posteriors.mean)
-        check_weights(weights, clients)
+        self.check(posteriors, weights, prior)
+        check_posteriors(posteriors)
         # 0.29 * 100 is 28.999... in binary; nobody means 28.
         return robust.trimmed_mean(posteriors, int(self.fraction * clients + 1e-9))
 

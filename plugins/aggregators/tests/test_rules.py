@@ -306,3 +306,27 @@ def test_a_trimmed_mean_of_nobody_is_refused(fraction):
 def test_weights_that_are_no_weights_are_refused_even_where_ignored(rule):
     with pytest.raises(OptionError, match="all are zero"):
         rule.fuse(CLIENTS, torch.zeros(4), PRIOR)
+
+
+@pytest.mark.parametrize("rule", [*(rule() for rule in RULES), Median(), TrimmedMean()],
+                         ids=lambda r: r.name)  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("variance", -1e-3, "client 2's variance is negative"),
+        ("variance", float("nan"), "client 2's variance is not finite"),
+        ("mean", float("nan"), "client 2's mean is not finite"),
+        ("mean", float("inf"), "client 2's mean is not finite"),
+    ],
+)
+def test_a_posterior_that_is_none_is_refused_by_its_client(rule, field, value, said):
+    packed = {name: tensor.clone() for name, tensor in CLIENTS.pack().items()}
+    packed[field][2, 3] = value
+    with pytest.raises(OptionError, match=said):
+        rule.fuse(Gaussian(**packed), WEIGHTS, PRIOR)
+
+
+@each_rule
+def test_a_posterior_of_another_family_is_refused(rule):
+    with pytest.raises(OptionError, match=f"family point given to {rule.name}"):
+        rule.fuse(Point(CLIENTS.mean), WEIGHTS, PRIOR)

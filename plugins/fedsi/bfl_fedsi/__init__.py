@@ -1,0 +1,1 @@
+"""FedSI: federated learning with subnetwork inference (Chen, Liu, Wu, Fan & Cao 2024)."""

@@ -1,0 +1,360 @@
+"""A client's round, personalisation and predictions of FedSI, and what it refuses."""
+
+import math
+
+import attrs
+import pytest
+import torch
+from builders import cohort, convolutional, dense, first_broadcast, normal, problem
+from torch import nn
+
+from bfl_fedsi import fedsi, laplace, limits
+from bfl_fedsi.plugin import FedSI, FedSIFac, SubnetworkLaplace
+from bflcore import Average, Broadcast, Continual, Equal, Gaussian, GaussianNoise, OptionError
+from bflcore.cli import main
+from bflcore.engines.local import Local
+from bflcore.likelihoods import Likelihood
+from bflcore.rounds import Recipe, begin, run_round
+
+DOUBLE = torch.float64
+STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
+
+
+def sent(of, inference, seed=3):
+    """A broadcast whose prior is not the start."""
+    start = first_broadcast(inference, of).start
+    prior = Gaussian(
+        start.mean + 0.1 * normal(len(start.mean), seed=seed),
+        normal(len(start.mean), seed=seed + 1).exp(),
+    )
+    return Broadcast(0, start, prior)
+
+
+def predicted(inference, of, memory, broadcast=None, x=None):
+    posterior = (broadcast or sent(of, inference)).start
+    clients = len(memory["personal.mean"])
+    x = of.train.of(0)[0].expand(clients, -1, -1) if x is None else x
+    streams = [torch.Generator().manual_seed(k) for k in range(clients)]
+    return inference.predict(of, posterior, memory, x, streams)
+
+
+def test_the_recipes_are_the_papers():
+    assert (FedSI.share, FedSI.hyper, FedSI.weighting) == ("body", "continual", "equal")
+    assert FedSIFac.defaults["inference.covariance"] == "diagonal"
+    assert FedSIFac.defaults["inference.fraction"] == 1
+    assert SubnetworkLaplace().prior_variance == 1e-4
+    assert SubnetworkLaplace().fraction == 0.05
+    assert SubnetworkLaplace().select == "variance"
+
+
+def test_a_step_of_the_map_descends_the_gradient_of_eq_10():
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(**STEP)
+    broadcast = sent(of, inference)
+    fitted = inference.fit(of, broadcast, cohort(of, inference))
+    body, head = of.layout.split(of.initial)
+    theta = body.clone().requires_grad_()
+    x, y = of.train.of(0)
+    outputs = of.forward(of.layout.join(theta, head)[None], x[None])[0]
+    prior = broadcast.prior
+    penalty = ((theta - prior.mean).square() / (2 * prior.variance)).sum()
+    ((of.likelihood.nll(outputs, y).sum() + penalty) / len(x)).backward()
+    torch.testing.assert_close(fitted.posterior.mean[0], body - 0.1 * theta.grad)
+
+
+def test_what_travels_is_the_map_and_the_subnetworks_variances():
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(fraction=0.25, **STEP)
+    broadcast = sent(of, inference)
+    fitted = inference.fit(of, broadcast, cohort(of, inference))
+    head = of.layout.split(of.initial)[1]
+    whole = of.layout.join(fitted.posterior.mean[0], head)
+    x = of.train.of(0)[0]
+    found = laplace.infer(
+        inference, of, whole, x, torch.ones((), dtype=DOUBLE), broadcast.prior.variance,
+        torch.Generator(), "variance",
+    )  # fmt: skip
+    torch.testing.assert_close(fitted.posterior.variance[0], found.variance)
+    assert int((fitted.posterior.variance > 0).sum()) == 4  # a quarter of 16
+
+
+def test_heads_stay_at_their_common_initialisation_while_clients_train():
+    of = problem(sharing="body")
+    inference = SubnetworkLaplace(local_epochs=2)
+    recipe = Recipe(inference, Average(), Equal(), Continual(zero_variance=0.0))
+    with Local(workers=1).open(of, inference, 10) as session:
+        broadcast = run_round(recipe, session, begin(recipe, of), of.clients).broadcast
+        memories = session.memories
+    head = of.layout.split(of.initial)[1]
+    assert all(torch.equal(memory["personal.mean"], head) for memory in memories.values())
+    assert not torch.equal(broadcast.start.mean, begin(recipe, of).start.mean)
+
+
+def test_a_prior_variance_of_zero_becomes_alpha():
+    of = problem(sharing="body")
+    inference = SubnetworkLaplace(prior_variance=0.3)
+    broadcast = sent(of, inference)
+    zeros = Gaussian(
+        broadcast.prior.mean, broadcast.prior.variance.index_fill(0, torch.tensor([2]), 0)
+    )
+    g = fedsi.prior_variance(inference, attrs.evolve(broadcast, prior=zeros))
+    expected = broadcast.prior.variance.clone()
+    expected[2] = 0.3
+    torch.testing.assert_close(g, expected)
+    first = begin(Recipe(inference, Average(), Equal(), Continual()), of).prior.variance
+    assert torch.equal(first, torch.full_like(first, 0.3))
+
+
+CASES = {
+    "probit": {},
+    "mc": {"predictive": "mc", "predict_draws": 5},
+    "mean": {"predictive": "mean"},
+    "primal": {"covariance": "primal"},
+    "dual": {"covariance": "dual"},
+    "diagonal": {"covariance": "diagonal", "fraction": 1.0},
+    "random": {"select": "random", "predict_select": "random"},
+    "informative": {"select": "informative", "predict_select": "informative"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("network", ["dense", "convolutional"])
+def test_a_cohort_is_its_clients_one_by_one(case, network):
+    sizes = (7, 5, 2)
+    if network == "dense":
+        of = problem(dense(), sizes, sharing="body")
+    else:
+        of = problem(convolutional(), sizes, (2, 4, 4), head="4", sharing="body")
+    inference = SubnetworkLaplace(**{"fraction": 0.3, "batch_size": 3, **CASES[case]})
+    broadcast = sent(of, inference)
+    members = cohort(of, inference)
+    together = inference.fit(of, broadcast, members)
+    tuned = inference.personalise(of, broadcast, members, novel=False)
+    x = of.train.x[:3]
+    draws = predicted(inference, of, tuned, broadcast, x.expand(3, *x.shape)).draws
+    for row, client in enumerate(members.clients):
+        alone = cohort(of, inference, [client])
+        fitted = inference.fit(of, broadcast, alone)
+        for name, tensor in fitted.posterior.pack().items():
+            torch.testing.assert_close(together.posterior.pack()[name][row], tensor[0])
+        own = inference.personalise(of, broadcast, alone, novel=False)
+        streams = [torch.Generator().manual_seed(row)]
+        single = inference.predict(of, broadcast.start, own, x[None], streams).draws
+        torch.testing.assert_close(draws[row], single[0])
+
+
+def test_personalisation_fits_the_head_alone_and_the_same_way_for_novel_clients():
+    of = problem(sizes=(9, 9), sharing="body", novel=(1,))
+    inference = SubnetworkLaplace(head_epochs=30, head_lr=0.05)
+    broadcast = sent(of, inference)
+    members = cohort(of, inference, [1])
+    tuned = inference.personalise(of, broadcast, members, novel=True)
+    x, y = of.train.of(1)
+
+    def loss(memory):
+        whole = of.layout.join(broadcast.start.mean, memory["personal.mean"][0])
+        return float(of.likelihood.nll(of.forward(whole[None], x[None])[0], y).mean())
+
+    assert loss(tuned) < 0.8 * loss(members.memory)
+    trained = inference.personalise(of, broadcast, members, novel=False)
+    assert torch.equal(tuned["personal.mean"], trained["personal.mean"])
+
+
+def test_fine_tuning_moves_the_head_under_a_fixed_body():
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(head_epochs=6, head_lr=0.1, batch_size=100)
+    broadcast = sent(of, inference)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference), novel=False)
+    x, y = of.train.of(0)
+    head = of.layout.split(of.initial)[1].clone().requires_grad_()
+    adam = torch.optim.Adam([head], lr=0.1)
+    for _ in range(6):
+        adam.zero_grad()
+        outputs = of.forward(of.layout.join(broadcast.start.mean, head)[None], x[None])[0]
+        of.likelihood.nll(outputs, y).mean().backward()
+        adam.step()
+    torch.testing.assert_close(tuned["personal.mean"][0], head.detach())
+
+
+def test_the_pull_of_fine_tuning_shortens_the_head():
+    of = problem(sizes=(9,), sharing="body")
+    long, short = (
+        inference.personalise(of, sent(of, inference), cohort(of, inference), novel=False)
+        for inference in (
+            SubnetworkLaplace(head_epochs=50),
+            SubnetworkLaplace(head_epochs=50, head_weight_decay=1.0),
+        )
+    )
+    assert short["personal.mean"].norm() < 0.7 * long["personal.mean"].norm()
+
+
+def test_probit_is_nearer_to_many_draws_than_the_mean_is_and_less_sure():
+    of = problem(sizes=(9,), sharing="body")
+    options = {"fraction": 1.0, "prior_variance": 0.3, "predict_draws": 20_000}
+    draws = {}
+    for predictive in ("probit", "mc", "mean"):
+        inference = SubnetworkLaplace(predictive=predictive, **options)
+        broadcast = first_broadcast(inference, of)
+        tuned = inference.personalise(of, broadcast, cohort(of, inference), novel=False)
+        draws[predictive] = predicted(inference, of, tuned, broadcast).draws.mean(1)
+    sure = {name: float(p.max(-1).values.mean()) for name, p in draws.items()}
+    assert sure["probit"] < sure["mean"]
+    off = {name: float((draws[name] - draws["mc"]).abs().mean()) for name in ("probit", "mean")}
+    assert off["probit"] < min(0.02, off["mean"])
+
+
+def test_draws_have_the_moments_they_are_drawn_from():
+    root = normal(1, 1, 3, 3, seed=4)
+    mean, covariance = normal(1, 1, 3, seed=5), root @ root.mT
+    drawn = fedsi.sampled(mean, covariance, 50_000, [torch.Generator().manual_seed(0)])[0, :, 0]
+    torch.testing.assert_close(drawn.mean(0), mean[0, 0], atol=0.05, rtol=0)
+    torch.testing.assert_close(drawn.T.cov(), covariance[0, 0], atol=0.1, rtol=0.03)
+
+
+def regression():
+    return problem(sizes=(9, 4), sharing="body", likelihood=GaussianNoise(noise_variance=0.3))
+
+
+@pytest.mark.parametrize("noise", ["learned", "likelihood"])
+def test_a_regression_predicts_the_moments_of_the_linearised_network(noise):
+    of = regression()
+    inference = SubnetworkLaplace(fraction=1.0, prior_variance=0.5, noise=noise)
+    broadcast = first_broadcast(inference, of)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference), novel=False)
+    x, y = of.train.of(1)
+    found = predicted(inference, of, tuned, broadcast, x.expand(2, -1, -1))
+    weights = of.layout.join(broadcast.start.mean, tuned["personal.mean"][1])
+    f = of.forward(weights[None], x[None])[0]
+    expected = float((f - y).square().mean()) if noise == "learned" else 0.3
+    assert float(found.noise[1]) == pytest.approx(expected)
+    torch.testing.assert_close(found.draws[1].mean(0), f)
+    own = laplace.infer(
+        inference,
+        of,
+        weights,
+        x,
+        found.noise[1, 0, 0],
+        broadcast.prior.variance,
+        torch.Generator(),
+        "variance",
+    )
+    _, covariance = laplace.linearised(of, weights, own, x)
+    spread = found.draws[1].var(0, correction=0)
+    torch.testing.assert_close(spread, covariance.diagonal(dim1=1, dim2=2))
+
+
+def test_the_servers_model_predicts_with_the_variances_that_travelled():
+    of = problem(sizes=(9,), sharing="all")
+    inference = SubnetworkLaplace(prior_variance=0.5)
+    start = first_broadcast(inference, of).start
+    found = inference.predict(of, start, {}, of.train.x[None], [torch.Generator()])
+    everything = torch.arange(of.layout.total)
+    block = next(laplace.blocks(of, of.initial, of.train.x, 1))
+    spread = block.columns(everything).square().sum(2) * 0.5
+    expected = (block.outputs / (1 + math.pi / 8 * spread).sqrt()).softmax(1)
+    torch.testing.assert_close(found.draws[0, 0], expected)
+
+
+class Unknown(Likelihood):
+    name = "unknown"
+    task = "classification"
+    nll = predictive = None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 0.0}, "fraction: 0.0 .* above 0 and at most 1"),
+        ({"fraction": 1.5}, "fraction"),
+        ({"prior_variance": 0.0}, "prior_variance: 0.0 .* above 0"),
+        ({"prior_variance": -1.0}, "prior_variance"),
+        ({"select": "best"}, "variance | curvature-aware"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        SubnetworkLaplace(**options)
+
+
+def test_a_network_that_is_all_head_is_refused():
+    of = problem(nn.Sequential(nn.Linear(3, 2)), head="0", sharing="body")
+    with pytest.raises(OptionError, match="--share: .* nothing to infer; allowed: share all"):
+        SubnetworkLaplace().check(of)
+
+
+def test_a_likelihood_of_unknown_curvature_is_refused():
+    with pytest.raises(OptionError, match="unknown .* allowed: categorical, gaussian"):
+        SubnetworkLaplace().check(attrs.evolve(problem(), likelihood=Unknown()))
+
+
+def test_a_subnetwork_beyond_memory_is_refused_with_its_size(monkeypatch):
+    of = problem(sizes=(9,))
+    monkeypatch.setattr(limits, "available", lambda device: 4000)
+    full = SubnetworkLaplace(fraction=1.0, covariance="primal")  # 4 * 26^2 doubles
+    assert limits.bytes_needed(full, of) == 4 * 26**2 * 8
+    with pytest.raises(OptionError, match="26 parameters .* GiB .* lower inference.fraction"):
+        full.check(of)
+    attrs.evolve(full, fraction=0.1).check(of)
+    attrs.evolve(full, covariance="diagonal").check(of)
+
+
+def test_this_machine_has_memory():
+    assert limits.available(torch.device("cpu")) > 2**28
+
+
+QUICK = (
+    "--data", "synthetic", "--partition", "natural", "--clients", "4", "--rounds", "2",
+    "--eval-every", "1", "--local-epochs", "1", "--workers", "1", "-o", "dataset.owners=4",
+    "-o", "dataset.samples=30", "--quiet",
+)  # fmt: skip
+
+
+@pytest.fixture
+def bfl(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        return end.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--aggregator", "linear-pool"),
+        ("--aggregator", "log-linear-pool"),
+        ("--aggregator", "conflation"),
+        ("--hyper", "empirical-bayes"),
+        ("--share", "all"),
+        ("--novel-clients", "1"),
+        ("-o", "inference.predictive=mc"),
+    ],
+    ids=" ".join,
+)
+def test_a_run_mixes_with_other_parts(bfl, tmp_path, flags):
+    if "linear-pool" in " ".join(flags) or "conflation" in flags:
+        pytest.importorskip("bfl_aggregators")
+    status, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
+    assert status == 0, err
+    assert '"dropped": []' in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_the_factorised_method_runs(bfl):
+    assert bfl("run", "fedsi-fac", *QUICK)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("-o", "inference.fraction=0"), ("-o", "inference.prior_variance=0"), ("--share", "none")],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(bfl, tmp_path, flags):
+    status, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert "allowed:" in err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,203 @@
+"""The nonlinear channels: what a rectifier and an observation tell about a Gaussian variable.
+
+Notation of Xu et al. 2024, appendix A: z ~ N(p, V) before, S = (E z - p) / V its residual and
+U = (1 - Var z / V) / V its precision after. Everything is elementwise, in float32 as in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Normal",
+    "Output",
+    "Rectified",
+    "Residual",
+    "gaussian_output",
+    "normal",
+    "probit_output",
+    "probit_probabilities",
+    "relu_backward",
+    "relu_forward",
+]
+
+LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
+# Below -TAIL the quotients come from their series: in the dtype's own digits they cancel.
+TAIL = {torch.float32: 8.0, torch.float64: 30.0}
+NODES = 32  # of the Gauss-Hermite quadrature of class probabilities
+
+
+class Normal(NamedTuple):
+    """Of a standard normal t and a bound: P(t < alpha), its logarithm, and the truncated moments.
+
+    `ratio` phi / Phi, `excess` E[alpha + t | t > -alpha], `variance` Var[t | t > -alpha].
+    """
+
+    cdf: Tensor
+    log_cdf: Tensor
+    ratio: Tensor
+    excess: Tensor
+    variance: Tensor
+
+
+class Residual(NamedTuple):
+    """Residual S and precision U of a variable given its channel, ``[K, B, M]``."""
+
+    s: Tensor
+    u: Tensor
+
+
+class Output(NamedTuple):
+    """What observations tell: S and U of the outputs, and figures a sample ``[K, B]``.
+
+    `nll` in nats; `residuals` are what the noise is estimated from. Regression: `residual`, the
+    expected square of y - z. Classification: `margin` and `margin_square`, mean and mean square
+    of z_c - z_y over the classes c that are not y.
+    """
+
+    s: Tensor
+    u: Tensor
+    nll: Tensor
+    residuals: dict[str, Tensor]
+
+
+def normal(alpha: Tensor) -> Normal:
+    """Return what the channels need of the standard normal at `alpha`, tails included.
+
+    The tail is the series of Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
+    """
+    cut = TAIL[alpha.dtype]
+    body = alpha.clamp(-cut, 1e4)
+    density = torch.exp(-0.5 * body.square() - LOG_ROOT_2PI)
+    cdf = torch.special.erfc(body * -math.sqrt(0.5)).mul_(0.5)
+    ratio = density / cdf
+    excess = body + ratio
+    variance = 1 - ratio * excess
+    log_cdf = cdf.log()
+    if bool((alpha < -cut).any()):
+        tail = alpha < -cut
+        t = (-alpha).clamp_min(cut)
+        s = t.square().reciprocal()
+        series = (1 - s * (2 - s * (10 - s * (74 - 706 * s)))) / t
+        excess = torch.where(tail, series, excess)
+        variance = torch.where(tail, s * (1 - s * (6 - s * (50 - 518 * s))), variance)
+        ratio = torch.where(tail, t + series, ratio)
+        log_tail = -0.5 * t.square() - LOG_ROOT_2PI - (t + series).log()
+        log_cdf = torch.where(tail, log_tail, log_cdf)
+        cdf = torch.where(tail, log_tail.exp(), cdf)
+    return Normal(cdf, log_cdf, ratio, excess, variance)
+
+
+class Rectified(NamedTuple):
+    """Moments of max(0, z) for z ~ N(p, V), and what the way back needs of the way forward.
+
+    `p`, `before` (V) and its root `deviation` are those of z; `below` is `normal` of
+    -p / deviation, the branch z < 0; `mean` and `variance` are those of max(0, z).
+    """
+
+    p: Tensor
+    before: Tensor
+    deviation: Tensor
+    below: Normal
+    mean: Tensor
+    variance: Tensor
+
+
+def relu_forward(p: Tensor, variance: Tensor) -> Rectified:
+    """Return the moments of max(0, z) (Xu et al. 2024, appendix A-1)."""
+    deviation = variance.sqrt()
+    alpha = p / deviation
+    above = normal(alpha)
+    mean = above.cdf * deviation * above.excess
+    second = above.cdf * variance * (above.variance + above.excess.square())
+    spread = (second - mean.square()).clamp_min_(0)
+    return Rectified(p, variance, deviation, normal(-alpha), mean, spread)
+
+
+def relu_backward(z: Rectified, field: Tensor, precision: Tensor) -> Residual:
+    """Return S and U of z given what the next layer says of u = max(0, z).
+
+    Its message is exp(h u - Lambda u^2 / 2) with h = `field`, Lambda = `precision`. The channel
+    is not log-concave: its variance may exceed V, and then U is 0.
+    """
+    p, variance, below = z.p, z.before, z.below
+    d = 1 + variance * precision
+    narrow = variance / d  # of the branch z > 0
+    shift = (field - p * precision) * narrow  # m - p
+    m = p + shift
+    width = narrow.sqrt()
+    above = normal(m / width)
+    # log of the evidence for z > 0 over that for z < 0
+    gain = 0.5 * (shift * (m + p) / narrow + p.square() * precision) - 0.5 * d.log()
+    upper = (above.log_cdf - below.log_cdf + gain).sigmoid()
+    lower = 1 - upper
+    s = (upper * (shift + width * above.ratio) - lower * z.deviation * below.ratio) / variance
+    gap = width * above.excess + z.deviation * below.excess  # E1 - E0
+    within = lower * below.variance + upper * above.variance / d
+    spread = within + lower * upper * gap.square() / variance
+    return Residual(s, ((1 - spread) / variance).clamp_min_(0))
+
+
+def gaussian_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Output:
+    """Return what targets ``[K, B, T]`` tell; `noise` ``[K, 1, 1]`` is their variance."""
+    u = 1 / (variance + noise)
+    s = (y - p) * u
+    residual = (s * noise).square() + variance * noise * u  # (y - E z)^2 + Var z
+    nll = 0.5 * ((y - p) * s - u.log()) + LOG_ROOT_2PI
+    return Output(s, u, nll.sum(-1), {"residual": residual.mean(-1)})
+
+
+def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Output:
+    """Return what labels ``[K, B]`` tell of logits ``[K, B, C]``.
+
+    The likelihood is prod over c != y of Phi((z_y - z_c) / sqrt(noise)) (eq. 6): messages from
+    each rival to z_y, then to each rival from z_y without its own (appendix A-2, corrected).
+    """
+    at = y[..., None]
+    own = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, at, True)
+    p_y, v_y = p.gather(-1, at), variance.gather(-1, at)
+    total = (noise + variance + v_y).masked_fill(own, 1.0)
+    d = ((p_y - p) / total.sqrt()).masked_fill(own, 0.0)
+    rival = normal(d)
+    nll = -rival.log_cdf.masked_fill(own, 0.0).sum(-1)
+    k = rival.ratio * (rival.ratio + d)
+    rest = total - v_y * k
+    lam = (k / rest).masked_fill(own, 0.0)
+    g = (rival.ratio * total.sqrt() / rest).masked_fill(own, 0.0)
+    lam_sum, g_sum = lam.sum(-1, keepdim=True), g.sum(-1, keepdim=True)
+    shrink = 1 + v_y * lam_sum
+    cavity = 1 / (1 / v_y + lam_sum - lam)
+    total = noise + variance + cavity
+    d = (p_y + (g_sum - g) * cavity - p) / total.sqrt()
+    rival = normal(d)
+    s = torch.where(own, g_sum / shrink, -rival.ratio / total.sqrt())
+    u = torch.where(own, lam_sum / shrink, rival.ratio * (rival.ratio + d) / total)
+    z, spread = p + variance * s, variance * (1 - variance * u)
+    margin = z - z.gather(-1, at)  # z_c - z_y, 0 at y itself
+    square = margin.square() + (spread + spread.gather(-1, at)).masked_fill(own, 0.0)
+    rivals = p.shape[-1] - 1
+    moments = {"margin": margin.sum(-1) / rivals, "margin_square": square.sum(-1) / rivals}
+    return Output(s, u, nll, moments)
+
+
+def probit_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Return class probabilities of logits N(p, V) ``[..., C]`` under the probit product.
+
+    E over z_c of prod_j Phi((z_c - p_j) / sqrt(noise + V_j)), by quadrature, over the sum of all.
+    """
+    nodes, weights = (p.new_tensor(part) for part in np.polynomial.hermite_e.hermegauss(NODES))
+    weights = weights / weights.sum()
+    deviation = (noise + variance).sqrt()
+    found = torch.empty_like(p)
+    for c in range(p.shape[-1]):
+        z = p[..., c, None] + variance[..., c, None].sqrt() * nodes  # [..., Q]
+        gaps = (z[..., None] - p[..., None, :]) / deviation[..., None, :]
+        logs = torch.special.log_ndtr(gaps)
+        logs[..., c] = 0
+        found[..., c] = torch.logsumexp(logs.sum(-1) + weights.log(), -1)
+    return found.softmax(-1)

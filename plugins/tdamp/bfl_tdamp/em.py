@@ -1,0 +1,96 @@
+"""The M-step: prior, target sparsity, noise variance (Xu et al. 2024, section III-C)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import torch
+
+from bfl_tdamp.message_passing import own
+from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
+from bflcore import Broadcast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bfl_tdamp.plugin import EMGroupSparse
+    from bflcore import LocalResult, Posterior, Statistics
+
+__all__ = ["best_noise", "prune", "summarise", "update"]
+
+NOISE = (1e-3, 1e3)  # variances the noise of classes is kept within
+SMALLEST = 1e-6  # noise variance of a regression
+EULER = 0.5772156649
+# F(m) = argmax_v E log Phi(-x / sqrt v), x a minimum Gumbel of location m and scale 1. It is
+# infinite from Euler's constant on: beyond the last location the noise is left alone.
+LOCATIONS = (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.75, -0.5, -0.25, 0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5)
+BEST = (
+    *(3.724e-4, 1.0201e-3, 2.8096e-3, 7.8156e-3, 0.022142, 0.0649, 0.20324, 0.37615, 0.73288),
+    *(1.5547, 3.8666, 6.0403, 10.251, 19.983, 51.148, 101.32, 280.49),
+)
+
+
+def summarise(result: LocalResult, weights: Tensor) -> Statistics:
+    """Sum w and w times each moment of the residuals."""
+    w = weights.double()
+    moments = {name: (w * tensor.double()).sum() for name, tensor in result.statistics.items()}
+    return {"weight": w.sum(), **moments}
+
+
+def update(
+    hyper: EMGroupSparse, broadcast: Broadcast, fused: Posterior, total: Statistics
+) -> Broadcast:
+    """Return the next start and prior; the prior's variances stay the first ones (see `Tdamp`)."""
+    q = own(fused)
+    if hyper.learn_noise:
+        moments = {name: float(t / total["weight"]) for name, t in total.items()}
+        noise = _noise(float(q.noise), moments)
+        q = attrs.evolve(q, noise=torch.full_like(q.noise, noise))
+    if hyper.target < 1:
+        q = prune(hyper, q)
+    first = own(broadcast.prior).slab_variance
+    prior = attrs.evolve(q, slab_variance=first)
+    return Broadcast(broadcast.round + 1, q, prior, broadcast.hyper)
+
+
+def prune(hyper: EMGroupSparse, q: BernoulliGaussian) -> BernoulliGaussian:
+    """Open the odds of certain groups, or keep the target number once enough are needed."""
+    log_odds, keep = q.log_odds, round(hyper.target * q.log_odds.numel())
+    if bool((log_odds.abs() >= CERTAIN).all()):
+        if bool((log_odds > 0).sum() <= keep):
+            return q
+        opened = torch.where(log_odds > 0, math.log(hyper.rho / (1 - hyper.rho)), log_odds)
+        return attrs.evolve(q, log_odds=opened)
+    if int((q.probability > hyper.threshold).sum()) < keep:
+        return q
+    kept = log_odds.topk(keep).indices
+    decided = torch.full_like(log_odds, -CERTAIN).scatter(0, kept, CERTAIN)
+    return attrs.evolve(q, log_odds=decided)
+
+
+def _noise(noise: float, moments: dict[str, float]) -> float:
+    """Return the noise variance that explains the last sweep's residuals.
+
+    Regression: E (y - z)^2. Classification: a minimum Gumbel, density exp(t - e^t) of
+    t = (x - alpha)/beta, is matched to x = z_c - z_y; half a step is taken to its best variance.
+    """
+    if "residual" in moments:
+        return min(max(moments["residual"], SMALLEST), NOISE[1])
+    spread = moments["margin_square"] - moments["margin"] ** 2
+    if spread <= 0:
+        return noise
+    beta = math.sqrt(6 * spread) / math.pi
+    best = best_noise((moments["margin"] + EULER * beta) / beta)
+    if best is None:
+        return noise
+    return min(max(0.5 * beta**2 * best + 0.5 * noise, NOISE[0]), NOISE[1])
+
+
+def best_noise(location: float) -> float | None:
+    """Return F(location), log-linear between the tabulated ones; None where it is unbounded."""
+    if location > LOCATIONS[-1]:
+        return None
+    return float(np.exp(np.interp(location, LOCATIONS, np.log(BEST))))

@@ -1,0 +1,222 @@
+"""The posterior family `bernoulli-gaussian`: weights that are zero or Gaussian, a group at a time.
+
+A group is one column of a weight matrix: the outgoing weights of one input neuron.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from bflcore import Layout, Posterior
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["CERTAIN", "BernoulliGaussian", "groups", "slab_divergence"]
+
+CERTAIN = 50.0  # log-odds beyond which a group counts as kept (or removed) for good
+
+
+def groups(layout: Layout) -> Layout:
+    """Return the layout of one number a group: the columns of every weight matrix, in order."""
+    matrices = [i for i, shape in enumerate(layout.shapes) if len(shape) == 2]
+    return Layout(
+        tuple(layout.names[i] for i in matrices),
+        tuple((layout.shapes[i][1],) for i in matrices),
+        tuple(layout.shared[i] for i in matrices),
+    )
+
+
+@attrs.frozen(eq=False)
+class BernoulliGaussian(Posterior):
+    """Every group of weights is zero, or Gaussian with probability sigmoid(log-odds).
+
+    `slab_mean` and `slab_variance` ``[..., P]`` are those of the Gaussian part; `log_odds`
+    ``[..., G]``. Parameters that are no matrix have no group and are always Gaussian. The other
+    fields are constants of a round: `centre` ``[..., G]``, the input around which a layer is
+    expanded, z = W (u - centre) + b, so that b is the pre-activation there; `noise` ``[..., 1]``,
+    the variance of the observations; `shape` ``[..., 2 T]``, rows and columns of each of T
+    tensors (columns 0: no matrix).
+
+    Reference: Xu et al. 2024, eq. 3 and 24.
+    """
+
+    name = "bernoulli-gaussian"
+
+    slab_mean: Tensor
+    slab_variance: Tensor
+    log_odds: Tensor
+    centre: Tensor
+    noise: Tensor
+    shape: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        mean: Tensor,
+        variance: Tensor,
+        log_odds: Tensor,
+        centre: Tensor,
+        noise: float = 1.0,
+    ) -> BernoulliGaussian:
+        """Return the posterior over `layout`; `mean` and `variance` ``[..., P]``."""
+        sides = [
+            side
+            for shape, size in zip(layout.shapes, layout.sizes, strict=True)
+            for side in (shape if len(shape) == 2 else (size, 0))
+        ]
+        batch = mean.shape[:-1]
+        shape = mean.new_tensor(sides).expand(*batch, -1).clone()
+        return cls(mean, variance, log_odds, centre, mean.new_full((*batch, 1), noise), shape)
+
+    @classmethod
+    def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> BernoulliGaussian:
+        """Return slabs around N(0, 1) and log-odds around 0, about one fixed centre."""
+        import torch
+
+        def normal(size: int) -> Tensor:
+            return torch.randn(clients, size, generator=noise, dtype=torch.float64)
+
+        total, count = layout.total, groups(layout).total
+        centre = torch.linspace(-1, 1, count, dtype=torch.float64).expand(clients, -1).clone()
+        return cls.of(layout, normal(total), normal(total).exp(), normal(count), centre)
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean rho mu ``[..., P]``."""
+        return self.moments()[0]
+
+    @property
+    def probability(self) -> Tensor:
+        """Probability that a group is not zero ``[..., G]``."""
+        return self.log_odds.sigmoid()
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean rho mu and variance rho s + rho (1 - rho) mu^2 of each parameter."""
+        rho = self.spread(self.probability, 1.0)
+        mean = rho * self.slab_mean
+        return mean, rho * self.slab_variance + (1 - rho) * mean * self.slab_mean
+
+    def spread(self, values: Tensor, other: float) -> Tensor:
+        """Give every parameter its group's value ``[..., G]``, those without one `other`."""
+        import torch
+
+        pieces, start = [], 0
+        for rows, columns in self.sides():
+            if columns:
+                group = values[..., None, start : start + columns]
+                pieces.append(group.expand(*values.shape[:-1], rows, columns).flatten(-2))
+                start += columns
+            else:
+                pieces.append(values.new_full((*values.shape[:-1], rows), other))
+        return torch.cat(pieces, -1) if pieces else values[..., :0]
+
+    def per_group(self, values: Tensor) -> Tensor:
+        """Sum over the parameters of each group: ``[..., P]`` -> ``[..., G]``."""
+        import torch
+
+        sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
+        pieces = [
+            piece.unflatten(-1, (rows, columns)).sum(-2)
+            for piece, (rows, columns) in zip(values.split(sizes, -1), self.sides(), strict=True)
+            if columns
+        ]
+        return torch.cat(pieces, -1) if pieces else values[..., :0]
+
+    def sides(self) -> list[tuple[int, int]]:
+        """Return rows and columns of every tensor; all clients have the same."""
+        numbers = [int(side) for side in self.shape.reshape(-1, self.shape.shape[-1])[0]]
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def split(self, layout: Layout) -> tuple[Self, Self]:
+        """Divide at the borders of layers; both halves know the noise."""
+        halves = [
+            (tensor, tensor) if name == "noise" else _layout_of(layout, name).split(tensor)
+            for name, tensor in self.pack().items()
+        ]
+        names = self._fields()
+        return (
+            self.unpack(dict(zip(names, (shared for shared, _ in halves), strict=True))),
+            self.unpack(dict(zip(names, (personal for _, personal in halves), strict=True))),
+        )
+
+    def join(self, personal: Self, layout: Layout) -> Self:
+        """Put both halves together; the noise is the shared one's."""
+        import torch
+
+        mine, theirs = self.pack(), personal.pack()
+        whole = {
+            name: _layout_of(layout, name).join(mine[name], theirs[name])
+            for name in mine
+            if name != "noise"
+        }
+        batch = torch.broadcast_shapes(self.noise.shape, personal.noise.shape)
+        return self.unpack(whole | {"noise": self.noise.expand(batch)})
+
+    def fault(self) -> str:
+        """Say what makes this no posterior of the family: not finite, variances not above 0."""
+        if fault := super().fault():
+            return fault
+        for name in ("slab_variance", "noise"):
+            if bool((getattr(self, name) <= 0).any()):
+                return f"{name} is not above 0"
+        return ""
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return parameters ``[..., P]``: groups that are drawn zero, the others Gaussian.
+
+        The first normal of a group decides: u = Phi(z) < rho keeps it, and Phi^-1(u / rho) is
+        normal again, given that.
+        """
+        import torch
+
+        sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
+        pieces, start = [], 0
+        for piece, (rows, columns) in zip(noise.split(sizes, -1), self.sides(), strict=True):
+            if not columns:
+                pieces.append(piece)
+                continue
+            block = piece.unflatten(-1, (rows, columns))
+            rho = self.probability[..., start : start + columns]
+            u = torch.special.ndtr(block[..., 0, :])
+            tiny = torch.finfo(noise.dtype).tiny
+            eps = torch.finfo(noise.dtype).eps
+            first = torch.special.ndtri((u / rho.clamp_min(tiny)).clamp(tiny, 1 - eps))
+            block = torch.cat([first[..., None, :], block[..., 1:, :]], -2)
+            # A removed group's standard values become those that give zero.
+            block = block.masked_fill((u >= rho)[..., None, :], float("nan"))
+            pieces.append(block.flatten(-2))
+            start += columns
+        drawn = self.slab_mean + self.slab_variance.sqrt() * torch.cat(pieces, -1)
+        return drawn.nan_to_num(0.0)
+
+    def kl(self, other: BernoulliGaussian) -> Tensor:
+        """Return KL(self || other) ``[...]``: of the Bernoullis, and of the slabs where kept."""
+        from torch.nn.functional import logsigmoid
+
+        rho = self.probability
+        bernoulli = rho * (logsigmoid(self.log_odds) - logsigmoid(other.log_odds))
+        bernoulli = bernoulli + (1 - rho) * (
+            logsigmoid(-self.log_odds) - logsigmoid(-other.log_odds)
+        )
+        slabs = self.spread(rho, 1.0) * slab_divergence(self, other)
+        return bernoulli.sum(-1).clamp_min(0) + slabs.sum(-1)
+
+
+def slab_divergence(q: BernoulliGaussian, p: BernoulliGaussian) -> Tensor:
+    """Return KL between the Gaussian parts of each parameter ``[..., P]``."""
+    ratio = q.slab_variance / p.slab_variance
+    shift = (q.slab_mean - p.slab_mean).square() / p.slab_variance
+    return 0.5 * (ratio - ratio.log() - 1 + shift)
+
+
+def _layout_of(layout: Layout, field: str) -> Layout:
+    if field in {"log_odds", "centre"}:
+        return groups(layout)
+    if field == "shape":
+        return Layout(layout.names, tuple((2,) for _ in layout.names), layout.shared)
+    return layout

@@ -1,0 +1,268 @@
+import math
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, optimize, stats
+from torch import nn
+
+from bfl_tdamp import em, export, fusion, prediction
+from bfl_tdamp.message_passing import _decide
+from bfl_tdamp.network import Layer, chain
+from bfl_tdamp.plugin import EMGroupSparse, EMTdamp, GeometricMean, Tdamp
+from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
+from bflcore import GaussianNoise, IncompatibleError, OptionError
+from bflcore.testing import small
+from bflcore.testing.kit import parametrize_with_checks
+
+
+@parametrize_with_checks([BernoulliGaussian, Tdamp, GeometricMean, EMGroupSparse, EMTdamp])
+def test_conformance(check):
+    check.function()
+
+
+def layout():
+    return small.problem(network=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3))).layout
+
+
+def posteriors(clients, seed=0):
+    return BernoulliGaussian.arbitrary(layout(), clients, small.generator(seed))
+
+
+def test_module_b_is_enumeration_of_a_group_of_two_weights():
+    """The odds of a group are multiplied by the evidence for its slab over that for zero."""
+    mu, v = np.array([0.4, -0.7]), np.array([0.5, 1.2])
+    precision, field = np.array([2.0, 0.6]), np.array([1.1, -0.9])  # messages exp(h w - L w^2/2)
+
+    def mass(m, s, lam, h):
+        return integrate.quad(
+            lambda w: stats.norm.pdf(w, m, s**0.5) * math.exp(h * w - lam * w**2 / 2),
+            -12,
+            12,
+            epsabs=1e-13,
+        )[0]
+
+    kept = 0.3 * np.prod([mass(*row) for row in zip(mu, v, precision, field, strict=True)])
+    posterior = math.log(kept / 0.7)  # zero: both messages are 1 there
+    after = v / (1 + v * precision)
+    mean = after * (mu / v + field)
+    column = [torch.tensor(t, dtype=torch.float64).view(1, 2, 1) for t in (mu, v, mean, after)]
+    odds = torch.logit(torch.tensor([[0.3]], dtype=torch.float64))
+    layer = Layer(column[0], column[1], odds, odds * 0, None, None)
+    _decide(layer, column[2], column[3])
+    assert float(odds) == pytest.approx(posterior, abs=1e-8)
+
+
+def test_removed_groups_stay_removed():
+    ones = torch.ones(1, 2, 1, dtype=torch.float64)
+    odds = torch.tensor([[-CERTAIN]], dtype=torch.float64)
+    _decide(Layer(ones, ones, odds, odds * 0, None, None), 100 * ones, ones / 10)
+    assert float(odds) == -CERTAIN
+
+
+def test_fusion_is_the_normalised_geometric_mean_by_quadrature():
+    q = posteriors(3)
+    weights = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    share = (weights / weights.sum()).numpy()
+    fused = GeometricMean().fuse(q, weights, posteriors(1, 9)[0])
+    group = 1  # of the first layer: coordinates 1 and 4 of its 2 x 3 matrix
+    log_c = 0.0
+    for coordinate in (1, 4):
+        mean, s = q.slab_mean[:, coordinate].numpy(), q.slab_variance[:, coordinate].numpy()
+
+        def density(w, mean=mean, s=s):
+            return math.exp(float(share @ stats.norm.logpdf(w, mean, s**0.5)))
+
+        mass, first, second = (
+            integrate.quad(lambda w, n=n: w**n * density(w), -15, 15, epsabs=1e-13, limit=200)[0]
+            for n in range(3)
+        )
+        log_c += math.log(mass)
+        assert float(fused.slab_mean[coordinate]) == pytest.approx(first / mass, abs=1e-8)
+        assert float(fused.slab_variance[coordinate]) == pytest.approx(
+            second / mass - (first / mass) ** 2, abs=1e-8
+        )
+    kept = float(share @ np.log(q.probability[:, group].numpy())) + log_c
+    removed = float(share @ np.log1p(-q.probability[:, group].numpy()))
+    assert float(fused.log_odds[group]) == pytest.approx(kept - removed, abs=1e-8)
+
+
+def test_identical_clients_agree():
+    q = posteriors(1)
+    same = q[[0, 0, 0]]
+    fused = GeometricMean().fuse(same, torch.tensor([1.0, 2.0, 3.0]).double(), posteriors(1, 4)[0])
+    for name in ("slab_mean", "slab_variance", "log_odds"):
+        torch.testing.assert_close(getattr(fused, name), getattr(q, name)[0], atol=1e-12, rtol=0)
+
+
+def test_disagreement_lowers_the_odds_and_certainty_withstands_it():
+    q = posteriors(2)
+    even = torch.ones(2).double()
+    fused = GeometricMean().fuse(q, even, q[0])
+    assert bool((fused.log_odds < q.log_odds.mean(0)).all())
+    certain = attrs.evolve(q, log_odds=torch.full_like(q.log_odds, CERTAIN))
+    assert bool((GeometricMean().fuse(certain, even, q[0]).log_odds == CERTAIN).all())
+
+
+def test_partial_sums_may_be_taken_in_any_grouping():
+    q, prior = posteriors(4), posteriors(1, 7)[0]
+    w = torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+    whole = fusion.decode(fusion.encode(q, w, prior), prior)
+    for cut in (1, 2, 3):
+        rule = GeometricMean()
+        sums = rule.merge(
+            rule.encode(q[:cut], w[:cut], prior), rule.encode(q[cut:], w[cut:], prior)
+        )
+        small.same(rule.decode(sums, prior), whole, f"cut at {cut}", 1e-10)
+
+
+def linear_problem(x, y):
+    network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
+    return small.problem(
+        (len(x),), network=network, likelihood=GaussianNoise(noise_variance=0.5), data=(x, y)
+    )
+
+
+def test_a_linear_layer_reaches_exact_bayesian_regression():
+    """Orthogonal inputs, one sample a minibatch, a sample's own evidence small: Bayes' rule."""
+    seen = torch.eye(3, dtype=torch.float64).repeat(300, 1)
+    x = seen * torch.randn(900, 1, generator=small.generator(3), dtype=torch.float64)
+    y = 2 * x.sum(1, keepdim=True) + torch.randn(
+        900, 1, generator=small.generator(4), dtype=torch.float64
+    )
+    of = linear_problem(x, y)
+    inference = Tdamp(
+        noise=40.0, local_epochs=1, batch_size=1, centred=False, momentum=0, variance=0.3,
+        forgetting=1.0,
+    )  # fmt: skip
+    broadcast = small.begun(inference, of)
+    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    v = 0.1  # 0.3 over three inputs
+    precision = 1 / v + x.square().sum(0) / 40
+    mean = (broadcast.start.slab_mean / v + (x * y).sum(0) / 40) / precision
+    assert float(precision.min()) > 1.5 / v  # the data matter
+    torch.testing.assert_close(found.slab_mean[0], mean, atol=0, rtol=5e-3)
+    torch.testing.assert_close(found.slab_variance[0], 1 / precision, atol=0, rtol=5e-3)
+
+
+@pytest.mark.parametrize("location", [-2.7, -1.0, -0.3, 0.0, 0.25])
+def test_the_best_noise_maximises_the_expected_likelihood(location):
+    def loss(log_v):
+        return -integrate.quad(
+            lambda t: (
+                math.exp(t - math.exp(t)) * stats.norm.logcdf(-(location + t) / math.exp(log_v / 2))
+            ),
+            -40,
+            4,
+            limit=300,
+        )[0]
+
+    found = math.log(em.best_noise(location))
+    best = optimize.minimize_scalar(loss, bounds=(found - 1.5, found + 1.5), method="bounded").x
+    assert found == pytest.approx(best, abs=0.05)
+
+
+def test_the_noise_is_left_alone_where_none_is_best():
+    assert em.best_noise(0.6) is None
+
+
+@pytest.mark.parametrize("target", [0.5, 0.3, 0.2, 0.1])
+def test_pruning_keeps_exactly_the_target(target):
+    count = 200
+    odds = torch.randn(count, generator=small.generator()).double() * 3 + 8
+    q = attrs.evolve(posteriors(1)[0], log_odds=odds)
+    kept = em.prune(EMGroupSparse(target=target), q).log_odds > 0
+    assert int(kept.sum()) == round(target * count)
+    assert float(odds[kept].min()) >= float(odds[~kept].max())
+
+
+def fitted(likelihood=None):
+    of = small.problem(likelihood=likelihood)
+    inference = Tdamp(local_epochs=1, batch_size=4)
+    broadcast = small.begun(inference, of)
+    return of, broadcast.start
+
+
+def test_moments_are_those_of_sampled_networks():
+    """The forward pass on its own: one layer, whose outputs are Gaussian given the input."""
+    x = torch.randn(5, 3, generator=small.generator(5), dtype=torch.float64)
+    of = linear_problem(x, torch.zeros(5, 1).double())
+    q = attrs.evolve(
+        Tdamp().initial(of), log_odds=torch.tensor([0.5, -0.2, 1.0], dtype=torch.float64)
+    )
+    p, v = prediction.outputs(of, q.map(lambda t: t[None]), x[None])
+    noise = torch.randn(200_000, 3, generator=small.generator(6), dtype=torch.float64)
+    draws = q.map(lambda t: t.expand(len(noise), -1)).sample(noise)
+    z = draws @ (x - q.centre).T
+    torch.testing.assert_close(z.mean(0), p[0, :, 0], atol=0.05, rtol=0)
+    torch.testing.assert_close(z.var(0), v[0, :, 0], atol=0, rtol=0.03)
+
+
+def test_an_exported_network_computes_what_the_means_compute(tmp_path):
+    of, q = fitted()
+    odds = q.log_odds.clone()
+    odds[torch.tensor([1, 5, 8])] = -CERTAIN  # an input and two hidden neurons
+    q = attrs.evolve(q, log_odds=odds)
+    model = export.pruned(of, q)
+    x = of.train.x
+    expected, _ = prediction.outputs(of, q.map(lambda t: t[None]), x[None], "mean")
+    torch.testing.assert_close(model(x), expected[0])
+    assert model.widths == (3, 4, 3)
+    assert model.parameters == 3 * 4 + 4 + 4 * 3 + 3
+    assert model.seconds(x) > 0
+    export.input_image(model, (1, 2, 2), tmp_path / "inputs.png")
+    assert (tmp_path / "inputs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_regression_predicts_mean_and_variance():
+    x = torch.randn(6, 3, generator=small.generator(5), dtype=torch.float64)
+    of = linear_problem(x, torch.zeros(6, 1).double())
+    inference = Tdamp(noise=0.7)
+    q = inference.initial(of)
+    p, v = prediction.outputs(of, q.map(lambda t: t[None]), x[None])
+    found = inference.predict(of, q, {}, x[None], [])
+    torch.testing.assert_close(found.draws.mean(1), p)
+    torch.testing.assert_close(found.draws.var(1, correction=0), v)
+    assert float(found.noise) == pytest.approx(0.7)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x + self.one(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten()), "Unflatten"),
+        (Residual(), "no chain"),
+        (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), "Tanh"),
+    ],
+)
+def test_other_networks_are_refused_in_one_line(network, words):
+    of = small.problem()
+    other = attrs.evolve(of, network=network.double())
+    with pytest.raises(IncompatibleError, match=words) as caught:
+        chain(other)
+    assert "\n" not in str(caught.value)
+    assert "allowed" in str(caught.value)
+
+
+def test_too_many_outputs_for_the_target_are_refused():
+    x = torch.randn(6, 3, generator=small.generator(5), dtype=torch.float64)
+    of = linear_problem(x, torch.zeros(6, 1).double())
+    network = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
+    with pytest.raises(OptionError, match="2 outputs for 1"):
+        prediction.check(attrs.evolve(of, network=network))
+
+
+def test_options_are_bounded():
+    for target in (0.0, 1.5):
+        with pytest.raises(OptionError, match="target"):
+            EMGroupSparse(target=target)
