@@ -11,7 +11,7 @@ ROUNDS ?= 60
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
-EDITABLE := -e '.[data,test,dev]' $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
+EDITABLE := -e '.[data,test,dev]' $(patsubst %/pyproject.toml,-e '%[test]',$(PLUGINS))
 TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py examples/*/bfl_*/plugin.py))
 
 # One thread a process: the test runner and the engine use processes for parallelism.
@@ -69,7 +69,8 @@ $(BENCH_READY): $(READY)
 	@touch $@
 
 bench: $(BENCH_READY)
-	@for script in startup fedavg_round variational_round workers; do \
+	@for script in startup fedavg_round variational_round workers fusion_speed fedsi_laplace \
+			superfed_step tdamp_epoch; do \
 		PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:
