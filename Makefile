@@ -11,7 +11,7 @@ ROUNDS ?= 60
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
-EDITABLE := -e '.[data,test,dev]' $(patsubst %/pyproject.toml,-e '%[test]',$(PLUGINS))
+EDITABLE := -e '.[data,test,dev,tensorboard,mlflow]' $(patsubst %/pyproject.toml,-e '%[test]',$(PLUGINS))
 TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py examples/*/bfl_*/plugin.py))
 
 # One thread a process: the test runner and the engine use processes for parallelism.

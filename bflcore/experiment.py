@@ -179,11 +179,17 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
         run=run,
         data=data,
         source=_source(registry, data.data, table.get("options", {}), flags.get("dataset", {})),
-        loggers=tuple(cast("Logger", registry.get("logger", name)()) for name in run.log),
+        loggers=tuple(_logger(registry, name) for name in run.log),
         partition=_partition(registry, data.partition, flags.get("partition", {})),
         label_noise=_label_noise(data.label_noise),
         **cast(Any, parts),
     )
+
+
+def _logger(registry: Registry, name: str) -> Logger:
+    logger = cast("Logger", registry.get("logger", name)())
+    logger.check()
+    return logger
 
 
 def _check_counts(run: RunSettings, data: DataSettings) -> None:

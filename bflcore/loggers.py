@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import abc
 import csv
+import importlib.util
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bflcore.errors import OptionError
 from bflcore.options import Component, component
 
-__all__ = ["CSV", "Logger", "flat"]
+__all__ = ["CSV", "Logger", "MLflow", "TensorBoard", "flat"]
 
 
 class Logger(Component, abc.ABC):
     """Base of loggers that ``--log NAME`` finds."""
 
     kind: ClassVar[str] = "logger"
+
+    def check(self) -> None:
+        """Refuse to start where something is missing: raise `OptionError`, with what to install."""
 
     @abc.abstractmethod
     def log(self, folder: Path, record: dict[str, Any]) -> None:
@@ -43,6 +48,61 @@ class CSV(Logger):
             writer.writeheader()
             writer.writerows(rows)
         aside.replace(path)
+
+
+@component
+class TensorBoard(Logger):
+    """Write each evaluated round as an event file in the run's folder ``tensorboard``."""
+
+    name = "tensorboard"
+
+    def check(self) -> None:
+        """Require the package tensorboard."""
+        _require("tensorboard", self.name)
+
+    def log(self, folder: Path, record: dict[str, Any]) -> None:
+        """Write scalars by their dotted names, at the round's number."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(folder / "tensorboard")) as writer:  # type: ignore[no-untyped-call]
+            for name, value in flat(record).items():
+                writer.add_scalar(name, value, record["round"])  # type: ignore[no-untyped-call]
+
+
+@component
+class MLflow(Logger):
+    """Send each evaluated round to an MLflow tracking server or file store.
+
+    Where to is decided by MLflow's own environment variables (MLFLOW_TRACKING_URI,
+    MLFLOW_EXPERIMENT_NAME). The run's id there is kept in its folder, so that a run that goes on
+    later goes on there.
+    """
+
+    name = "mlflow"
+
+    def check(self) -> None:
+        """Require the package mlflow, or its small variant mlflow-skinny."""
+        _require("mlflow", self.name)
+
+    def log(self, folder: Path, record: dict[str, Any]) -> None:
+        """Log metrics at the round's number, in the MLflow run of this folder."""
+        import mlflow
+
+        known = folder / "mlflow.txt"
+        run_id = known.read_text(encoding="utf-8") if known.exists() else None
+        with mlflow.start_run(run_id=run_id, run_name=folder.name) as run:
+            if run_id is None:
+                known.write_text(run.info.run_id, encoding="utf-8")
+                mlflow.log_artifact(str(folder / "experiment.toml"))
+            mlflow.log_metrics(flat(record), step=record["round"])
+
+
+def _require(package: str, name: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise OptionError(
+            f"--log: {name} needs the package {package}, which is not installed; "
+            f"pip install 'bflcore[{name}]', or leave {name} out"
+        )
 
 
 def flat(record: dict[str, Any]) -> dict[str, float]:

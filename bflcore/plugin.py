@@ -13,7 +13,7 @@ from bflcore.engines.local import Local
 from bflcore.hookspecs import hookimpl
 from bflcore.hyper import Continual, EmpiricalBayes, Fixed, HyperUpdate
 from bflcore.inference import LocalInference, Map, Variational
-from bflcore.loggers import CSV, Logger
+from bflcore.loggers import CSV, Logger, MLflow, TensorBoard
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models import MODELS
 from bflcore.models.base import Model
@@ -76,8 +76,8 @@ def bfl_partitioners() -> Iterator[type[Partitioner]]:
 
 @hookimpl
 def bfl_loggers() -> Iterator[type[Logger]]:
-    """Yield the core's logger."""
-    yield CSV
+    """Yield the core's loggers."""
+    yield from (CSV, TensorBoard, MLflow)
 
 
 @hookimpl
