@@ -64,9 +64,9 @@ class TensorBoard(Logger):
         """Write scalars by their dotted names, at the round's number."""
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(folder / "tensorboard")) as writer:  # type: ignore[no-untyped-call]
+        with SummaryWriter(str(folder / "tensorboard")) as writer:
             for name, value in flat(record).items():
-                writer.add_scalar(name, value, record["round"])  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, record["round"])
 
 
 @component
