@@ -16,10 +16,10 @@ from pathlib import Path
 
 import attrs
 import torch
-from safetensors.torch import load_file
 
 from bfl_superfed import prediction, subspace
 from bflcore import Broadcast, Map, Point, metrics
+from bflcore.checkpoint import Checkpoints
 from bflcore.experiment import resolve
 from bflcore.registry import load_registry
 from bflcore.report.reading import read_run
@@ -39,7 +39,9 @@ def main() -> None:
     for name in ("accuracy", "nll"):
         report("trained together", name, [client[name] for client in points])
 
-    server = Point(load_file(plain / "checkpoint" / "server.safetensors")["start.mean"])
+    saved = Checkpoints(plain / "checkpoint").read(Point)
+    assert saved is not None, "the run has no checkpoint"  # noqa: S101
+    server = saved.broadcast.start
     alone = Map(
         optimiser="sgd",
         momentum=0.9,

@@ -34,14 +34,14 @@ METHODS = {
     "superfed-mm": "superfed-mm",
     "superfed-lm": "superfed-lm",
 }
-NOISE = "--data mnist5k --partition dirichlet:100 --clients 50 --rounds 40 --eval-every 40"
+# Fifty rounds are past FedAvg's best accuracy; its training loss still falls: it learns the noise.
+NOISE = "--data mnist5k --partition dirichlet:100 --clients 20 --rounds 50 --eval-every 10"
 CELLS = ("pair:0.1", "pair:0.4", "symmetric:0.2", "symmetric:0.6")
 NOISY = {
     "fedavg": "fedavg",
     "superfed-mm": "superfed-mm",
     "superfed-mm, ensemble": "superfed-mm -o inference.lambda_selection=ensemble",
     "superfed-lm": "superfed-lm",
-    "superfed-lm, ensemble": "superfed-lm -o inference.lambda_selection=ensemble",
 }
 
 
@@ -54,8 +54,8 @@ def commands() -> dict[str, str]:
     }
     noise = {
         f"{cell}/{name}": f"{method} {NOISE} --label-noise {cell} {SCHEDULE}"
-        for name, method in NOISY.items()
         for cell in CELLS
+        for name, method in NOISY.items()
     }
     return split | noise
 
@@ -133,10 +133,33 @@ def page(root: Path) -> str:
         *noise_table(root),
         "",
         "Figures pool all clients' samples.",
+        "",
+        "## Along the segment, mnist5k",
+        "",
+        "![accuracy along lambda](superfed-lambda.svg)",
     ]
     lines += ["", "## Commands", "", "```"]
     lines += [f"bfl run {text}" for name, text in every.items() if finished(root, name)]
     return "\n".join([*lines, "```", ""])
+
+
+def drawing(root: Path) -> str:
+    """Return an SVG: mean accuracy along the segment, mnist5k, from 0.8 to 1."""
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 440 240" font-size="11">',
+        '<path d="M40 10V210H420" fill="none" stroke="gray"/>',
+        '<text x="4" y="16">1.0</text><text x="4" y="213">0.8</text>',
+        '<text x="40" y="228">lambda = 0</text><text x="385" y="228">1</text>',
+    ]
+    for row, (name, colour) in enumerate((("superfed-mm", "#0072b2"), ("superfed-lm", "#d55e00"))):
+        found = finished(root, f"mnist5k/{name}")
+        if found is None:
+            continue
+        curve = found["curves"]["lambda"]["mean"]["accuracy"]
+        points = " ".join(f"{40 + 35 * i},{10 + 1000 * (1 - y):.1f}" for i, y in enumerate(curve))
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
+        lines.append(f'<text x="300" y="{150 + 16 * row}" fill="{colour}">{name}</text>')
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def main() -> None:
@@ -152,6 +175,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "bflcore.cli", *words], check=True)
             print(name, finished(given.runs, name)["personal.accuracy"], flush=True)
         RESULTS.write_text(page(given.runs))
+        RESULTS.with_name("superfed-lambda.svg").write_text(drawing(given.runs))
 
 
 if __name__ == "__main__":

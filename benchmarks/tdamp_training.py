@@ -3,17 +3,23 @@
     python benchmarks/tdamp_training.py boston --seeds 8 --rounds 100
     python benchmarks/tdamp_training.py mnist5k --seeds 1 --rounds 15
     python benchmarks/tdamp_training.py mnist5k --clients 10 --sweeps 10 --rounds 15
+    python benchmarks/tdamp_training.py fashion-mnist --rounds 2
 
 Prints the mean over seeds of the test error (normalised mean squared, or share of wrong labels)
 after some rounds; one round is `--sweeps` passes over every client's data. Adam is the method
-`fedavg`, which with one client is Adam (its moments restart each round).
+`fedavg`, which with one client is Adam (its moments restart each round). EM-TDAMP is trained once
+and read twice: with propagated moments and with posterior means alone. Seconds are those of the
+training of one seed, without its predictions.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 
 from bflcore.experiment import resolve
@@ -24,12 +30,20 @@ from bflcore.runs import Prepared, prepare
 ROUNDS = (1, 3, 5, 10, 15, 20, 50, 100)  # those that are printed
 NETS = {"boston": [64, 64], "mnist5k": [128], "fashion-mnist": [128]}
 BATCH = {"boston": 101}
+BINS = 15  # of the calibration error
 RATES = (1e-3, 3e-3, 1e-2, 2e-2)
 
 
-def prepared(arguments: argparse.Namespace, method: str, seed: int, **inference: Any) -> Prepared:
-    """Return one contestant's run."""
-    file = {
+def prepared(
+    arguments: argparse.Namespace,
+    method: str,
+    seed: int,
+    *,
+    target: float | None = None,
+    **inference: Any,
+) -> Prepared:
+    """Return one contestant's run; `target` is the share of groups that EM-TDAMP keeps."""
+    file: dict[str, Any] = {
         "seed": seed,
         "data": {
             "data": arguments.data,
@@ -44,33 +58,36 @@ def prepared(arguments: argparse.Namespace, method: str, seed: int, **inference:
             **inference,
         },
     }
+    if target is not None:
+        file["hyper"] = {"target": target}
     return prepare(resolve(load_registry(), method, file, {}))
 
 
-def curve(run: Prepared, rounds: int) -> list[dict[str, float]]:
-    """Return the server's figures on all test samples after every round."""
+def train(run: Prepared, rounds: int) -> Iterator[tuple[Any, float]]:
+    """Yield the server's posterior after every round, and the seconds the round took."""
     experiment, problem = run.experiment, run.problem
     recipe = Recipe(
         experiment.inference, experiment.aggregator, experiment.weighting, experiment.hyper
     )
-    broadcast, found = begin(recipe, problem), []
-    with experiment.engine.open(problem, experiment.inference, 15) as session:
+    broadcast = begin(recipe, problem)
+    with experiment.engine.open(problem, experiment.inference, BINS) as session:
         for _ in range(rounds):
+            clock = time.perf_counter()
             broadcast = run_round(recipe, session, broadcast, problem.clients).broadcast
-            found.append(figures(run, broadcast.start))
-    return found
+            yield broadcast.start, time.perf_counter() - clock
 
 
-def figures(run: Prepared, posterior: Any) -> dict[str, float]:
-    """Return the metrics of a posterior over all test samples."""
+def figures(run: Prepared, posterior: Any, **reading: Any) -> dict[str, float]:
+    """Return the metrics of a posterior over all test samples; `reading` changes the inference."""
     from bflcore import metrics
 
     problem = run.problem
     x, y = problem.test.x, problem.test.y
-    found = run.experiment.inference.predict(problem, posterior, {}, x[None], [])
+    inference = attrs.evolve(run.experiment.inference, **reading)
+    found = inference.predict(problem, posterior, {}, x[None], [])
     draws = found.draws[0]
     if found.noise is None:
-        return metrics.figures(metrics.classification_sums(draws, y, 15))
+        return metrics.figures(metrics.classification_sums(draws, y, BINS))
     variance = draws.var(0, correction=0) + found.noise
     return metrics.figures(metrics.regression_sums(draws.mean(0), variance, y))
 
@@ -82,32 +99,42 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--sweeps", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--rates", type=float, nargs="*", default=RATES, help="of Adam")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--test-fraction", type=float, default=0.2016)
     arguments = parser.parse_args()
-    adam = [(f"Adam {rate:g}", "fedavg", {"lr": rate}) for rate in RATES]
-    tdamp = [
-        (f"EM-TDAMP {predictive}", "em-tdamp", {"predictive": predictive})
-        for predictive in ("moments", "mean")
-    ]
-    for label, method, options in adam + tdamp:
-        runs = [
-            curve(prepared(arguments, method, seed, **options), arguments.rounds)
-            for seed in range(arguments.seeds)
-        ]
-        errors = [[f["nmse"] if "nmse" in f else 1 - f["accuracy"] for f in run] for run in runs]
-        mean = np.mean(errors, 0)
-        last = {
-            key: np.mean([run[-1][key] for run in runs])
-            for key in ("nll", "ece")
-            if key in runs[0][-1]
-        }
-        print(
-            f"{label:18s}",
-            *(f"{n}: {mean[n - 1]:.4f}" for n in ROUNDS if n <= arguments.rounds),
-            *(f"{key} {value:.4f}" for key, value in last.items()),
-            flush=True,
-        )
+    adam = [(f"Adam {rate:g}", "fedavg", {"lr": rate}, {"": {}}) for rate in arguments.rates]
+    readings = {f" {name}": {"predictive": name} for name in ("moments", "mean")}
+    shown = [n for n in ROUNDS if n <= arguments.rounds]
+    for label, method, options, ways in [*adam, ("EM-TDAMP", "em-tdamp", {}, readings)]:
+        found: dict[str, list[list[dict[str, float]]]] = {way: [] for way in ways}
+        seconds = 0.0
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            run = prepared(arguments, method, seed, **options)
+            for rows in found.values():
+                rows.append([])
+            for done, (posterior, taken) in enumerate(train(run, arguments.rounds), 1):
+                seconds += taken
+                if done in shown:
+                    for way, reading in ways.items():
+                        found[way][-1].append(figures(run, posterior, **reading))
+        for way, runs in found.items():
+            errors = np.mean([[error(row) for row in rows] for rows in runs], 0)
+            last = {key: np.mean([rows[-1][key] for rows in runs]) for key in ("nll", "ece")
+                    if key in runs[0][-1]}  # fmt: skip
+            print(
+                f"{label + way:18s}",
+                *(f"{n}: {value:.4f}" for n, value in zip(shown, errors, strict=True)),
+                *(f"{key} {value:.4f}" for key, value in last.items()),
+                f"{seconds / arguments.seeds:.1f} s",
+                flush=True,
+            )
+
+
+def error(row: dict[str, float]) -> float:
+    """Return the normalised squared error, or the share of wrong labels."""
+    return row["nmse"] if "nmse" in row else 1 - row["accuracy"]
 
 
 if __name__ == "__main__":

@@ -24,9 +24,12 @@ __all__ = [
     "Optimiser",
     "batches",
     "joined",
+    "kept",
     "loss_per_client",
     "mean_loss",
     "moving",
+    "nothing_kept",
+    "predicting",
     "result",
     "steps",
 ]
@@ -127,18 +130,23 @@ class Gradient:
         self._parameters = list(self._network.parameters())
 
     def __call__(
-        self, weights: Tensor, batch: Batch, buffers: Mapping[str, Tensor] | None = None
+        self,
+        weights: Tensor,
+        batch: Batch,
+        buffers: Mapping[str, Tensor] | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``.
 
-        `buffers` ``[k, ...]`` replace the network's buffers by name (see `Problem.forward`).
+        `buffers` ``[k, ...]`` replace the network's buffers by name (see `Problem.forward`). The
+        gradient is written to `out` if given, else to a new tensor.
         """
         if len(weights) > 1:
             leaf = weights.detach().requires_grad_()
             outputs = self._problem.forward(leaf, batch.x, buffers)
             nll = loss_per_client(self._problem, outputs, batch)
             (gradient,) = torch.autograd.grad(nll.sum(), leaf)
-            return nll.detach(), gradient
+            return nll.detach(), gradient if out is None else out.copy_(gradient)
         views = self._problem.layout.unflatten(weights.detach()[0]).values()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.data = view
@@ -146,7 +154,8 @@ class Gradient:
         outputs = self._call(batch.x.squeeze(0), alone).unsqueeze(0)
         nll = loss_per_client(self._problem, outputs, batch)
         pieces = torch.autograd.grad(nll, self._parameters, materialize_grads=True)
-        return nll.detach(), torch.cat([piece.reshape(1, -1) for piece in pieces], dim=1)
+        rows = [piece.reshape(1, -1) for piece in pieces]
+        return nll.detach(), torch.cat(rows, dim=1, out=out)
 
     def _call(self, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
         if not buffers:  # functional_call has its price, too
@@ -205,10 +214,40 @@ def joined(
     problem: Problem, shared: Posterior, memory: Mapping[str, Tensor], clients: int
 ) -> Posterior:
     """Join the server's coordinates ``[P_shared]`` with each client's own: ``[K, P]``."""
-    batch = shared.map(lambda tensor: tensor.expand(clients, -1))
+    batch = shared.map(lambda tensor: tensor.expand(clients, *tensor.shape))
     if not problem.layout.personal_total:
         return batch
     return batch.join(type(shared).unpack(memory, PERSONAL), problem.layout)
+
+
+# A client may keep a posterior of its own over all coordinates: its fields under this prefix, and
+# whether (1) or not (0) it has one yet. Then it predicts with that one.
+OWN, STARTED = "own.", "own-started"
+
+
+def nothing_kept(initial: Posterior) -> dict[str, Tensor]:
+    """Return the memory of one client that has no posterior of its own yet."""
+    zeros = initial.map(torch.zeros_like)
+    return {**zeros.pack(OWN), STARTED: initial.mean.new_zeros(())}
+
+
+def kept(memory: Mapping[str, Tensor], own: Posterior) -> dict[str, Tensor]:
+    """Return memories in which every client has `own` ``[K, P]``."""
+    return {**memory, **own.pack(OWN), STARTED: own.mean.new_ones(len(own.mean))}
+
+
+def predicting(
+    problem: Problem, shared: Posterior, memory: Mapping[str, Tensor], clients: int
+) -> Posterior:
+    """Return what each client predicts with ``[K, P]``: its own posterior, or else the joined."""
+    whole = joined(problem, shared, memory, clients)
+    if STARTED not in memory:
+        return whole
+    own = type(shared).unpack(memory, OWN).pack()
+    started = memory[STARTED][:, None] > 0
+    return whole.unpack(
+        {name: torch.where(started, own[name], tensor) for name, tensor in whole.pack().items()}
+    )
 
 
 def mean_loss(total: Tensor, taken: tuple[int, ...]) -> Tensor:
@@ -240,5 +279,6 @@ def moving(problem: Problem, part: Part) -> Tensor | None:
     if part == "all":
         return None
     layout = problem.layout
-    ones = problem.initial.new_ones(layout.personal_total)
-    return layout.join(problem.initial.new_zeros(layout.shared_total), ones)
+    personal = float(part == "personal")
+    shares = problem.initial.new_full((layout.shared_total,), 1 - personal)
+    return layout.join(shares, problem.initial.new_full((layout.personal_total,), personal))

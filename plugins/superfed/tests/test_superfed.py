@@ -5,9 +5,19 @@ import pytest
 import torch
 from builders import cohort, first_broadcast, normal, problem
 
-from bfl_superfed import prediction, subspace
+from bfl_superfed import mixing, prediction, subspace
 from bfl_superfed.plugin import LowLossSubspace, SuPerFedLM, SuPerFedMM
-from bflcore import Average, Broadcast, Continual, Examples, Fixed, Map, OptionError, Point
+from bflcore import (
+    Average,
+    Broadcast,
+    Continual,
+    Examples,
+    Fixed,
+    Map,
+    OptionError,
+    Point,
+    training,
+)
 from bflcore.engines.local import Local
 from bflcore.options import build
 from bflcore.rounds import Recipe, begin, run_round
@@ -71,19 +81,19 @@ def test_the_pull_changes_the_result():
     assert not torch.equal(plain[-1].broadcast.start.mean, pulled[-1].broadcast.start.mean)
 
 
-@pytest.mark.parametrize("mixing", ["model", "layer"])
+@pytest.mark.parametrize("mixes", ["model", "layer"])
 @pytest.mark.parametrize("prox", ["squared", "norm"])
-def test_one_step_descends_eq_3_as_autograd_finds_it(mixing, prox):
+def test_one_step_descends_eq_3_as_autograd_finds_it(mixes, prox):
     of = problem(sizes=(9,))
     inference = LowLossSubspace(
-        mixing=mixing, prox=prox, mu=0.4, nu=1.5, start=0.0, lambda_selection="fixed", **ONE_STEP
+        mixing=mixes, prox=prox, mu=0.4, nu=1.5, start=0.0, lambda_selection="fixed", **ONE_STEP
     )
     members = begun(of, inference)
     # The server's model, and a start that differs from it: the pull's direction is defined.
     server = of.initial
     federated = (server + 0.1 * normal(of.layout.total, seed=3)).requires_grad_()
     local = members.memory["local"][0].clone().requires_grad_()
-    layers = [0, 0, 1, 1] if mixing == "layer" else [0, 0, 0, 0]
+    layers = [0, 0, 1, 1] if mixes == "layer" else [0, 0, 0, 0]
     drawn = torch.rand(
         1, max(layers) + 1, generator=members.streams("lambda")[0], dtype=torch.float64
     )[0]
@@ -100,59 +110,96 @@ def test_one_step_descends_eq_3_as_autograd_finds_it(mixing, prox):
     objective = of.likelihood.nll(outputs, members.y[0]).mean() + 0.4 * pull + 1.5 * cosine**2
     (objective + decay).backward()
 
+    pieces = mixing.layers(inference, of)
+    lambdas = mixing.draw(members, (1,), len(pieces), like=of.initial)
+    for piece, at in zip(pieces, lambdas[0, :, 0, 0], strict=True):
+        assert (mix[piece] == at).all()
     models = torch.stack([federated, local])[None].detach()
-    mixed = subspace.Mixing(inference, of, members, (1,))(0, 1)
-    torch.testing.assert_close(mixed.expand(1, of.layout.total)[0], mix)
     slope = torch.autograd.functional.jacobian(
         lambda w: of.likelihood.nll(of.forward(w[None], members.x)[0], members.y[0]).mean(),
         torch.lerp(models[0, 0], models[0, 1], mix),
     )
-    gradient = torch.stack([(1 - mix) * slope, mix * slope])[None]
-    subspace.penalise(inference, of, gradient, models, server[None])
-    torch.testing.assert_close(gradient[0, 0], federated.grad)
-    torch.testing.assert_close(gradient[0, 1], local.grad)
+    stack = torch.stack([*models[0], slope, server])
+    products = mixing.terms(inference, lambdas)[0, :, 0]
+    products[:, :, :2] += 1.5 * mixing.cosine_terms(models)
+    found = torch.cat([c @ stack[:, piece] for c, piece in zip(products, pieces, strict=True)], 1)
+    if prox == "norm":
+        found[0] += 0.4 * mixing.directions(of, shift[None].detach())[0]
+    torch.testing.assert_close(found, torch.stack([federated.grad, local.grad]))
 
 
-@pytest.mark.parametrize("mixing", ["model", "layer"])
-def test_a_round_of_one_step_moves_both_models_along_their_gradients(mixing):
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("prox", ["squared", "norm"])
+@pytest.mark.parametrize("mixes", ["model", "layer"])
+def test_a_round_is_what_pytorchs_optimiser_makes_of_autograds_gradients(mixes, prox, optimiser):
     of = problem(sizes=(9,))
+    options = SGD | {"optimiser": optimiser, "batch_size": 4, "lr_decay": 0.0}
     inference = LowLossSubspace(
-        mixing=mixing, mu=0.4, nu=1.5, start=0.0, lambda_selection="fixed", **ONE_STEP
+        mixing=mixes,
+        prox=prox,
+        mu=0.4,
+        nu=1.5,
+        start=0.0,
+        lambda_selection="fixed",
+        **options,
     )
     members = begun(of, inference)
     result = inference.fit(of, first_broadcast(inference, of), members)
-    federated = of.initial.clone().requires_grad_()  # = w_g: the pull is 0
-    local = members.memory["local"][0].clone().requires_grad_()
-    mix = subspace.Mixing(inference, of, members, (1,))(0, 1)[0]
-    outputs = of.forward(((1 - mix) * federated + mix * local)[None], members.x)[0]
-    cosine = torch.nn.functional.cosine_similarity(federated, local, dim=0)
-    decay = 0.01 / 2 * (federated.square().sum() + local.square().sum())
-    (of.likelihood.nll(outputs, members.y[0]).mean() + 1.5 * cosine**2 + decay).backward()
-    torch.testing.assert_close(
-        result.posterior.mean[0], (federated - 0.05 * federated.grad).detach()
+    models = [
+        of.initial.clone().requires_grad_(),
+        members.memory["local"][0].clone().requires_grad_(),
+    ]
+    known = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimiser]
+    rule = known(models, lr=0.05, **({"momentum": 0.9} if optimiser == "sgd" else {}))
+    lambdas = torch.rand(
+        6,
+        2 if mixes == "layer" else 1,
+        generator=members.streams("lambda")[0],
+        dtype=torch.float64,
     )
-    torch.testing.assert_close(result.memory["local"][0], (local - 0.05 * local.grad).detach())
+    repeats = torch.tensor(of.layout.sizes).view(lambdas.shape[1], -1).sum(1)
+    for at, batch in zip(lambdas, training.batches(inference, members), strict=True):
+        federated, local = models
+        mix = at.repeat_interleave(repeats)
+        outputs = of.forward(((1 - mix) * federated + mix * local)[None], batch.x)[0]
+        shift = federated - of.initial
+        pull = shift.square().sum() / 2
+        if prox == "norm":
+            pull = sum(
+                piece.norm() for piece in shift.split(of.layout.sizes) if bool(piece.detach().any())
+            )
+        cosine = torch.nn.functional.cosine_similarity(federated, local, dim=0)
+        decay = 0.01 / 2 * (federated.square().sum() + local.square().sum())
+        rule.zero_grad()
+        nll = of.likelihood.nll(outputs, batch.y[0]).mean()
+        (nll + 0.4 * pull + 1.5 * cosine**2 + decay).backward()
+        rule.step()
+    torch.testing.assert_close(result.posterior.mean[0], models[0].detach())
+    torch.testing.assert_close(result.memory["local"][0], models[1].detach())
 
 
-@pytest.mark.parametrize("prox", ["squared", "norm"])
-def test_where_a_direction_is_undefined_the_gradient_is_finite_and_zero(prox):
+def test_where_a_direction_is_undefined_the_gradient_is_zero():
     of = problem(sizes=(9,))
-    inference = LowLossSubspace(prox=prox, mu=0.4, nu=1.5, weight_decay=0.0)
     zero = torch.zeros_like(of.initial)
-    for federated, server in ((of.initial, of.initial), (zero, zero)):
-        models = torch.stack([federated, zero])[None].float()
-        gradient = torch.zeros_like(models)
-        subspace.penalise(inference, of, gradient, models, server[None].float())
-        assert gradient.abs().max() < 1e-6
+    assert not mixing.directions(of, zero[None]).any()
+    for federated, local in ((of.initial, zero), (zero, of.initial), (zero, zero)):
+        models = torch.stack([federated, local])[None].float()
+        assert not torch.bmm(mixing.cosine_terms(models), models).any()
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"mixing": "layer", "prox": "norm"}, {"lambda_selection": "ensemble"}]
+    "options",
+    [
+        {},
+        {"mixing": "layer", "prox": "norm"},
+        {"lambda_selection": "ensemble"},
+        {"optimiser": "adam", "lr": 0.01},
+    ],
 )
 @pytest.mark.parametrize("sharing", ["all", "body"])
 def test_a_cohort_computes_what_its_clients_compute_alone(options, sharing):
     of = problem(sharing=sharing)
-    inference = LowLossSubspace(start=0.0, **SGD, **options)
+    inference = LowLossSubspace(start=0.0, **SGD | options)
     broadcast = first_broadcast(inference, of)
     together = inference.fit(of, broadcast, cohort(of, inference))
     for row, client in enumerate(together.clients):

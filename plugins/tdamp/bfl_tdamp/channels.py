@@ -66,9 +66,10 @@ class Output(NamedTuple):
     residuals: dict[str, Tensor]
 
 
-def normal(alpha: Tensor) -> Normal:
+def normal(alpha: Tensor, logs: bool = True) -> Normal:
     """Return what the channels need of the standard normal at `alpha`, tails included.
 
+    Without `logs` the logarithm is left out where it costs an evaluation (`log_cdf` is `cdf`).
     The tail is the series of Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
     """
     cut = TAIL[alpha.dtype]
@@ -78,7 +79,7 @@ def normal(alpha: Tensor) -> Normal:
     ratio = density / cdf
     excess = body + ratio
     variance = 1 - ratio * excess
-    log_cdf = cdf.log()
+    log_cdf = cdf.log() if logs else cdf
     if bool((alpha < -cut).any()):
         tail = alpha < -cut
         t = (-alpha).clamp_min(cut)
@@ -88,7 +89,7 @@ def normal(alpha: Tensor) -> Normal:
         variance = torch.where(tail, s * (1 - s * (6 - s * (50 - 518 * s))), variance)
         ratio = torch.where(tail, t + series, ratio)
         log_tail = -0.5 * t.square() - LOG_ROOT_2PI - (t + series).log()
-        log_cdf = torch.where(tail, log_tail, log_cdf)
+        log_cdf = torch.where(tail, log_tail, log_cdf) if logs else log_cdf
         cdf = torch.where(tail, log_tail.exp(), cdf)
     return Normal(cdf, log_cdf, ratio, excess, variance)
 
@@ -112,7 +113,7 @@ def relu_forward(p: Tensor, variance: Tensor) -> Rectified:
     """Return the moments of max(0, z) (Xu et al. 2024, appendix A-1)."""
     deviation = variance.sqrt()
     alpha = p / deviation
-    above = normal(alpha)
+    above = normal(alpha, logs=False)
     mean = above.cdf * deviation * above.excess
     second = above.cdf * variance * (above.variance + above.excess.square())
     spread = (second - mean.square()).clamp_min_(0)

@@ -85,10 +85,11 @@ def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort
     moving = attrs.evolve(q, slab_mean=cohort.memory[VELOCITY].clone())
     order = chain(problem)
     net, anchor, momentum = (layers(problem, one, order) for one in (q, prior, moving))
-    share = q.noise.new_tensor([inference.share(size) for size in cohort.sizes])
+    sweep = [max(1, -(-size // inference.batch_size)) for size in cohort.sizes]
+    done_before = broadcast.round * inference.local_epochs
     observe = probit_output if problem.likelihood.task == "classification" else gaussian_output
     loss, residuals = q.noise.new_zeros(clients), Residuals(inference, cohort, q.noise[:, 0])
-    for batch in training.batches(inference, cohort):
+    for step, batch in enumerate(training.batches(inference, cohort), 1):
         k = len(batch.sizes)
         active = [[layer.rows(k) for layer in one] for one in (net, anchor, momentum)]
         passes = list(forward(active[0], batch.x.flatten(2)))
@@ -99,8 +100,14 @@ def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort
             for layer, done, message in zip(active[0], passes, messages, strict=True)
         ]
         pace = _pace(passes, changes, *messages[-1])
-        for layer, first, drift, change in zip(*active, changes, strict=True):
-            _apply(layer, first, drift, change, pace, share[:k], inference.momentum)
+        for layer, drift, change in zip(active[0], active[2], changes, strict=True):
+            _apply(layer, drift, change, pace, inference.momentum)
+        ended = [divmod(step, minibatches) for minibatches in sweep[:k]]
+        keeps = [1.0 if rest else inference.keeps(done_before + n - 1) for n, rest in ended]
+        if min(keeps) < 1:
+            share = q.noise.new_tensor(keeps)[:, None, None]
+            for layer, first in zip(active[0], active[1], strict=True):
+                _forget(layer, first, share)
         nll = output.nll
         loss[:k] += nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
         residuals.add(output, batch)
@@ -154,22 +161,24 @@ def _change(layer: Layer, done: Pass, s: Tensor, u: Tensor) -> Change:
     """Multiply a layer's prior by its messages; pace every row.
 
     A row's pace maximises the local quadratic along its change: it replaces damping by hand.
+    Passes over ``[k, M, N]`` are what a minibatch costs besides its products: they are in place.
     """
-    lam, g = u.mT @ done.squares, s.mT @ done.inputs  # [k, M, N]
-    variance = layer.variance / (1 + layer.variance * lam)
-    mean = variance * (g + (done.weights - layer.mean) * lam)
-    effect = layer.log_odds.sigmoid()[:, None] * mean  # on the effective weights
+    lam, mean = u.mT @ done.squares, s.mT @ done.inputs  # [k, M, N]
+    if not layer.kept:  # the messages are expanded around the effective weights
+        mean.addcmul_(done.weights - layer.mean, lam)
+    variance = torch.div(layer.variance, lam.mul_(layer.variance).add_(1), out=lam)
+    mean.mul_(variance)
+    effect = mean if layer.kept else layer.log_odds.sigmoid()[:, None] * mean
     moved = done.inputs @ effect.mT  # [k, B, M]
-    gain, cost = (effect * g).sum(-1), (mean.square() / layer.variance).sum(-1)  # [k, M]
+    cost = torch.square(mean).div_(layer.variance).sum(-1)  # [k, M]
     bias = bias_variance = None
     if layer.bias is not None and layer.bias_variance is not None:
         lam_b, g_b = u.sum(1, keepdim=True), s.sum(1, keepdim=True)
         bias_variance = layer.bias_variance / (1 + layer.bias_variance * lam_b)
         bias = bias_variance * g_b
         moved += bias
-        gain += (bias * g_b)[:, 0]
         cost += (bias.square() / layer.bias_variance)[:, 0]
-    pace = _best(gain, cost + (moved.square() * u).sum(1))
+    pace = _best((s * moved).sum(1), cost + (moved.square() * u).sum(1))
     return Change(
         mean, variance, bias, bias_variance, pace, moved * pace[:, None], cost * pace.square()
     )
@@ -194,51 +203,49 @@ def _best(gain: Tensor, cost: Tensor) -> Tensor:
     return (gain / cost.clamp_min(TINY)).clamp(0, 1)
 
 
-def _apply(
-    layer: Layer,
-    first: Layer,
-    drift: Layer,
-    change: Change,
-    pace: Tensor,
-    share: Tensor,
-    momentum: float,
-) -> None:
-    """Make the posterior of this minibatch the prior of the next, in place."""
+def _apply(layer: Layer, drift: Layer, change: Change, pace: Tensor, momentum: float) -> None:
+    """Make the posterior of this minibatch the prior of the next, in place (PasP, eq. 27)."""
     if not layer.decided:
         _decide(layer, layer.mean + change.mean, change.variance)
-    pace, share = (pace[:, None] * change.pace)[..., None], share[:, None, None]
-    _move(layer.mean, drift.mean, pace * change.mean, momentum)
-    _forget(layer.mean, layer.variance, change.variance, first.variance, share)
+    paces = (pace[:, None] * change.pace)[..., None]  # [k, M, 1]
+    _move(layer.mean, drift.mean, change.mean, paces, momentum)
+    layer.variance.copy_(change.variance)
     if (
         layer.bias is not None
         and layer.bias_variance is not None
         and drift.bias is not None
-        and first.bias_variance is not None
         and change.bias is not None
         and change.bias_variance is not None
     ):
-        _move(layer.bias, drift.bias, pace.mT * change.bias, momentum)
-        _forget(layer.bias, layer.bias_variance, change.bias_variance, first.bias_variance, share)
+        _move(layer.bias, drift.bias, change.bias, paces.mT, momentum)
+        layer.bias_variance.copy_(change.bias_variance)
 
 
-def _move(mean: Tensor, drift: Tensor, by: Tensor, momentum: float) -> None:
+def _move(mean: Tensor, drift: Tensor, by: Tensor, pace: Tensor, momentum: float) -> None:
     """Move the means in place; a share of each move is repeated in the next minibatch."""
     if momentum:
-        drift.mul_(momentum).add_(by)
+        drift.mul_(momentum).addcmul_(by, pace)
         mean += drift
     else:
-        mean += by
+        mean.addcmul_(by, pace)
 
 
-def _forget(mean: Tensor, kept: Tensor, variance: Tensor, first: Tensor, share: Tensor) -> None:
-    """Set the prior to posterior^share N(0, first)^(1 - share), in place (PasP, eq. 27).
+def _forget(layer: Layer, first: Layer, share: Tensor) -> None:
+    """Set a layer to posterior^share N(0, first)^(1 - share), in place, after a sweep."""
+    _blend(layer.mean, layer.variance, first.variance, share)
+    if (
+        layer.bias is not None
+        and layer.bias_variance is not None
+        and first.bias_variance is not None
+    ):
+        _blend(layer.bias, layer.bias_variance, first.bias_variance, share)
 
-    `kept` is the prior's variance, `variance` the posterior's.
-    """
+
+def _blend(mean: Tensor, variance: Tensor, first: Tensor, share: Tensor) -> None:
     precision = share / variance
     total = precision + (1 - share) / first
     mean.mul_(precision / total)
-    kept.copy_(total.reciprocal_())
+    variance.copy_(total.reciprocal_())
 
 
 def _decide(layer: Layer, mean: Tensor, variance: Tensor) -> None:

@@ -46,8 +46,15 @@ class Layer:
         """Whether every group is kept or removed for good."""
         return bool((self.log_odds.abs() >= CERTAIN).all())
 
+    @property
+    def kept(self) -> bool:
+        """Whether every group is kept for good: effective weights are the slabs'."""
+        return bool((self.log_odds >= CERTAIN).all())
+
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the weights under their prior of zeros."""
+        if self.kept:
+            return self.mean, self.variance
         rho = self.log_odds.sigmoid()[:, None]
         mean = rho * self.mean
         return mean, rho * self.variance + (1 - rho) * mean * self.mean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -60,9 +59,12 @@ class Tdamp(LocalInference):
     )
     forgetting: float = option(
         0.96,
-        "share of the precision that a sweep keeps (lambda, to the power of minibatches)",
+        "share of the precision that the first sweep keeps (lambda)",
         above=0,
         at_most=1,
+    )
+    fading: float | None = option(
+        None, "sweeps after which a sweep forgets half as much; none: always the same", above=0
     )
     momentum: float = option(
         0.8, "share of a minibatch's move that the next one repeats", at_least=0, below=1
@@ -74,10 +76,10 @@ class Tdamp(LocalInference):
         choices=("moments", "mean"),
     )
 
-    def share(self, samples: int) -> float:
-        """Return lambda, the share of the precision that one of a client's minibatches keeps."""
-        minibatches = max(1, -(-samples // self.batch_size))
-        return math.exp(math.log(self.forgetting) / minibatches)
+    def keeps(self, sweeps: int) -> float:
+        """Return lambda, the share of the precision that is kept after so many sweeps and one."""
+        slower = 1 + sweeps / self.fading if self.fading else 1.0
+        return 1 - (1 - self.forgetting) / slower
 
     def check(self, problem: Problem) -> None:
         """Refuse networks that are no chain, and outputs that do not match the targets."""

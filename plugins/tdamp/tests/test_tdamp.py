@@ -10,16 +10,10 @@ from torch import nn
 from bfl_tdamp import em, export, fusion, prediction
 from bfl_tdamp.message_passing import _decide
 from bfl_tdamp.network import Layer, chain
-from bfl_tdamp.plugin import EMGroupSparse, EMTdamp, GeometricMean, Tdamp
+from bfl_tdamp.plugin import EMGroupSparse, GeometricMean, Tdamp
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
 from bflcore import GaussianNoise, IncompatibleError, OptionError
 from bflcore.testing import small
-from bflcore.testing.kit import parametrize_with_checks
-
-
-@parametrize_with_checks([BernoulliGaussian, Tdamp, GeometricMean, EMGroupSparse, EMTdamp])
-def test_conformance(check):
-    check.function()
 
 
 def layout():
@@ -266,3 +260,74 @@ def test_options_are_bounded():
     for target in (0.0, 1.5):
         with pytest.raises(OptionError, match="target"):
             EMGroupSparse(target=target)
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.7])
+def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
+    """One sweep, forgetting `kept`: the posterior without it, to that power, times the prior's."""
+    of = small.problem((12,))
+    found = []
+    for forgetting in (1.0, kept):
+        inference = Tdamp(local_epochs=1, batch_size=4, forgetting=forgetting)
+        broadcast = small.begun(inference, of)
+        found.append(inference.fit(of, broadcast, small.clients_of(of, inference)).posterior)
+    whole, blended = found
+    first = broadcast.prior.slab_variance
+    precision = kept / whole.slab_variance + (1 - kept) / first
+    mean = kept / whole.slab_variance * whole.slab_mean / precision
+    torch.testing.assert_close(blended.slab_variance, 1 / precision)
+    torch.testing.assert_close(blended.slab_mean, mean)
+
+
+def test_forgetting_fades():
+    inference = Tdamp(forgetting=0.9, fading=10.0)
+    assert [1 - inference.keeps(sweeps) for sweeps in (0, 10, 20)] == pytest.approx(
+        [0.1, 0.05, 0.1 / 3]
+    )
+
+
+def rounds_with_noise(noise, seed, likelihood=None, rounds=5):
+    """Return the losses of rounds that begin with a noise variance."""
+    noise_of_x = small.generator(seed)
+    x = torch.randn(60, 4, generator=noise_of_x, dtype=torch.float64)
+    y = (x[:, :1] - x[:, 1:2].relu()) if likelihood else (x[:, 0] > 0).long() + (x[:, 1] > 1)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1 if likelihood else 3))
+    of = small.problem((60,), network=network, likelihood=likelihood, data=(x, y))
+    of = attrs.evolve(of, seed=seed)
+    inference, hyper = Tdamp(local_epochs=1, batch_size=20, noise=noise), EMGroupSparse()
+    broadcast, memory, losses = small.begun(inference, of), None, []
+    for number in range(rounds):
+        cohort = small.clients_of(of, inference, memory=memory, round=number)
+        result = inference.fit(of, broadcast, cohort)
+        weights = torch.ones(1, dtype=torch.float64)
+        fused = GeometricMean().fuse(result.posterior, weights, broadcast.prior)
+        assert not fused.fault()
+        total = hyper.summarise(result, weights, broadcast)
+        broadcast, memory = hyper.update(broadcast, fused, total), dict(result.memory)
+        losses.append(float(result.loss[0]))
+    return losses
+
+
+def check_any_noise(seed, likelihood):
+    uniform = torch.rand(1, generator=small.generator(seed), dtype=torch.float64)
+    losses = rounds_with_noise(float(10 ** (4 * uniform - 2)), seed, likelihood)
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < 5  # nats; log 3 is chance, a regression of unit variance has 1.4
+
+
+TASKS = pytest.mark.parametrize(
+    "likelihood", [None, GaussianNoise(noise_variance=1.0)], ids=["classes", "regression"]
+)
+
+
+@TASKS
+@pytest.mark.parametrize("seed", range(3))
+def test_training_survives_any_first_noise(seed, likelihood):
+    check_any_noise(seed, likelihood)
+
+
+@pytest.mark.thorough
+@TASKS
+@pytest.mark.parametrize("seed", range(3, 20))
+def test_training_survives_any_first_noise_over_many_seeds(seed, likelihood):
+    check_any_noise(seed, likelihood)

@@ -1,0 +1,10 @@
+"""What the framework relies on, checked for every part of this plugin."""
+
+from bfl_tdamp.plugin import EMGroupSparse, EMTdamp, GeometricMean, Tdamp
+from bfl_tdamp.posterior import BernoulliGaussian
+from bflcore.testing import parametrize_with_checks
+
+
+@parametrize_with_checks([BernoulliGaussian, Tdamp, GeometricMean, EMGroupSparse, EMTdamp])
+def test_conformance(check):
+    check.function()
