@@ -69,7 +69,7 @@ $(BENCH_READY): $(READY)
 	@touch $@
 
 bench: $(BENCH_READY)
-	@for script in startup fedavg_round variational_round workers fusion_speed fedsi_laplace \
+	@for script in startup fedavg_round variational_round workers checkpoint fusion_speed fedsi_laplace \
 			superfed_step tdamp_epoch; do \
 		PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$script.py || exit 1; done
 

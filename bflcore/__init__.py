@@ -28,7 +28,7 @@ from bflcore.errors import (
     RunError,
 )
 from bflcore.hookspecs import hookimpl
-from bflcore.hyper import Continual, EmpiricalBayes, Fixed, HyperUpdate
+from bflcore.hyper import Accumulate, Continual, EmpiricalBayes, Fixed, HyperUpdate
 from bflcore.inference import (
     Broadcast,
     Cohort,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accumulate",
     "AdditiveAggregator",
     "Aggregator",
     "Average",

@@ -211,7 +211,7 @@ def block_by_block(
 ) -> Iterator[tuple[slice, Statistics, Posterior]]:
     """Yield every block's coordinates, its sums (views; scalars as they are) and its prior."""
     for part in blocks(len(prior.mean), COORDINATES):
-        sums = {name: sum[part] if sum.ndim else sum for name, sum in total.items()}
+        sums = {name: one[part] if one.ndim else one for name, one in total.items()}
         yield part, sums, prior[part]
 
 
@@ -283,7 +283,10 @@ class Average(CoordinatewiseAggregator):
         if isinstance(prior, Gaussian | Point):
             return super().accumulate(total, posteriors, weights, prior)
         w = weights.double()
-        sums = {name: weighted_sum(w, field.double()) for name, field in posteriors.pack().items()}
+        sums = {
+            name: weighted_sum(w, field.double().flatten(1)).view(field.shape[1:])
+            for name, field in posteriors.pack().items()
+        }
         return self.merge(total, {**sums, "weight": w.sum()})
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:

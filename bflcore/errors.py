@@ -16,6 +16,7 @@ __all__ = [
     "IncompatibleError",
     "OptionError",
     "PluginError",
+    "RoundError",
     "RunError",
     "nearest",
     "unknown",
@@ -44,6 +45,10 @@ class DataError(BflError):
 
 class RunError(BflError):
     """A run directory cannot be written, read or continued."""
+
+
+class RoundError(RunError):
+    """A round cannot be finished; the run can go on from its last checkpoint."""
 
 
 class ClientError(BflError):

@@ -75,6 +75,13 @@ class RunSettings(Component):
     cohort: int = option(0, "clients drawn each round; 0: all", at_least=0)
     share: str = option("all", "coordinates that travel", choices=SHARING)
     min_clients: int = option(1, "usable results a round needs to go on", at_least=1)
+    drop_out: float = option(
+        0.0, "simulated: chance that a client never replies in a round", at_least=0, at_most=1
+    )
+    corrupt: float = option(
+        0.0, "simulated: chance that a client's result is garbage", at_least=0, at_most=1
+    )
+    checkpoint_every: int = option(1, "rounds between checkpoints", at_least=1)
     eval_every: int = option(0, "rounds between evaluations; 0: about twenty in all", at_least=0)
     bins: int = option(10, "bins of the calibration errors", at_least=1)
     device: str = option("cpu", "where tensors live: cpu, cuda, cuda:1")

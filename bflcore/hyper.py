@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bflcore.inference import LocalResult
     from bflcore.posteriors import Posterior
 
-__all__ = ["Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
+__all__ = ["Accumulate", "Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
 
 
 class HyperUpdate(Component, abc.ABC):
@@ -52,6 +52,30 @@ class Fixed(HyperUpdate):
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace the start only."""
         return Broadcast(broadcast.round + 1, fused, broadcast.prior, broadcast.hyper)
+
+
+@component
+class Accumulate(HyperUpdate):
+    """Keep the first prior, and add what clients send beside their posteriors to what it was.
+
+    Every statistic is summed over the clients, unweighted, and added to the server's of the same
+    name, which is broadcast: ``hyper[name] += sum_k statistics[name][k]``.
+    """
+
+    name = "accumulate"
+    reference = "Karimireddy et al. 2020 (SCAFFOLD), Algorithm 1, lines 15-17"
+    families = ()  # any: posteriors are not looked into
+
+    def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
+        """Sum every statistic."""
+        return {name: tensor.sum(0) for name, tensor in result.statistics.items()}
+
+    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
+        """Replace the start, and add."""
+        hyper = dict(broadcast.hyper)
+        for name, tensor in total.items():
+            hyper[name] = hyper[name] + tensor if name in hyper else tensor
+        return Broadcast(broadcast.round + 1, fused, broadcast.prior, hyper)
 
 
 @component

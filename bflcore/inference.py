@@ -39,7 +39,7 @@ __all__ = [
 
 PERSONAL = "personal."  # prefix, in a client's memory, of its posterior over personal coordinates
 
-Part = Literal["all", "personal"]
+Part = Literal["all", "personal", "shared"]
 
 
 @attrs.frozen(eq=False)
@@ -197,12 +197,12 @@ class LocalInference(Component, abc.ABC):
     ) -> Mapping[str, Tensor]:
         """Return one or two networks ``[K, P]`` by label, through which landscapes are drawn.
 
-        By default each client's own posterior mean.
+        By default the mean of what each client predicts with.
         """
         from bflcore import training
 
         clients = len(next(iter(memory.values()))) if memory else 1
-        return {"client": training.joined(problem, posterior, memory, clients).mean}
+        return {"client": training.predicting(problem, posterior, memory, clients).mean}
 
 
 @component
@@ -231,7 +231,12 @@ class PointInference(GradientInference):
 
     family = "point"
 
-    anchor: float = option(0.0, "strength of the quadratic pull to the prior's mean", at_least=0)
+    anchor: float = option(0.0, "strength of the quadratic pull to the anchor", at_least=0)
+    anchor_to: str = option(
+        "prior",
+        "where it pulls: to the prior's mean, or to where the round begins (FedProx)",
+        choices=("prior", "start"),
+    )
     weight_decay: float = option(0.0, "strength of the quadratic pull to zero", at_least=0)
 
     def initial(self, problem: Problem) -> Posterior:
@@ -269,8 +274,8 @@ class PointInference(GradientInference):
 class Map(PointInference):
     """Find a point estimate: maximum likelihood, or MAP around the prior's mean.
 
-    Minimises the mean negative log likelihood per sample + anchor/2 * ||w - prior mean||^2
-    + weight_decay/2 * ||w||^2.
+    Minimises the mean negative log likelihood per sample + anchor/2 * ||w - centre||^2
+    + weight_decay/2 * ||w||^2, the centre being the prior's mean or the round's start.
     """
 
     name = "map"
@@ -287,7 +292,7 @@ class Map(PointInference):
         """Predict with the point: one draw."""
         from bflcore import training
 
-        whole = training.joined(problem, posterior, memory, len(x))
+        whole = training.predicting(problem, posterior, memory, len(x))
         return problem.likelihood.predictive(problem.outputs(whole.mean[:, None], x))
 
 

@@ -21,7 +21,8 @@ class Predictive:
     """What is predicted for a cohort's samples: `draws`, and for a regression their noise.
 
     `draws` ``[K, S, B, C]``: class probabilities, or means of the targets, one per draw S of the
-    parameters. `noise` is the variance of the observations (regression), in squared target units.
+    parameters. `noise` is the variance of the observations (regression), in squared target units:
+    one number, or one a client ``[K, ...]`` that broadcasts to ``[K, B, C]``.
     """
 
     draws: Tensor

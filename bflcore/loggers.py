@@ -26,6 +26,12 @@ class Logger(Component, abc.ABC):
     def log(self, folder: Path, record: dict[str, Any]) -> None:
         """Log one evaluated round (a line of ``metrics.jsonl``) of the run in `folder`."""
 
+    def rewind(self, folder: Path, round: int) -> None:
+        """Forget what was logged after a round: the run goes on from there, and logs it again.
+
+        By default nothing, for those to whom a figure logged twice at a round is one.
+        """
+
 
 @component
 class CSV(Logger):
@@ -35,19 +41,28 @@ class CSV(Logger):
 
     def log(self, folder: Path, record: dict[str, Any]) -> None:
         """Add one row; a figure that earlier rounds lack gets a column, empty in theirs."""
+        self._write(folder, [*self._read(folder), flat(record)])
+
+    def rewind(self, folder: Path, round: int) -> None:
+        """Take out the rows after a round."""
+        if rows := self._read(folder):
+            self._write(folder, [row for row in rows if float(row["round"]) <= round])
+
+    def _read(self, folder: Path) -> list[dict[str, Any]]:
         path = folder / "metrics.csv"
-        rows: list[dict[str, Any]] = []
-        if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-        rows.append(flat(record))
+        if not path.exists():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def _write(self, folder: Path, rows: list[dict[str, Any]]) -> None:
         columns = dict.fromkeys(name for row in rows for name in row)
         aside = folder / ".metrics.csv.writing"
         with aside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(rows)
-        aside.replace(path)
+        aside.replace(folder / "metrics.csv")
 
 
 @component

@@ -11,7 +11,7 @@ from bflcore.data.partition import Partitioner
 from bflcore.engines.base import Engine
 from bflcore.engines.local import Local
 from bflcore.hookspecs import hookimpl
-from bflcore.hyper import Continual, EmpiricalBayes, Fixed, HyperUpdate
+from bflcore.hyper import Accumulate, Continual, EmpiricalBayes, Fixed, HyperUpdate
 from bflcore.inference import LocalInference, Map, Variational
 from bflcore.loggers import CSV, Logger, MLflow, TensorBoard
 from bflcore.methods import FedAvg, FedVI, Method
@@ -53,7 +53,7 @@ def bfl_weightings() -> Iterator[type[Weighting]]:
 @hookimpl
 def bfl_hyper_updates() -> Iterator[type[HyperUpdate]]:
     """Yield the core's hyperparameter updates."""
-    yield from (Fixed, Continual, EmpiricalBayes)
+    yield from (Fixed, Continual, EmpiricalBayes, Accumulate)
 
 
 @hookimpl

@@ -153,10 +153,16 @@ class Gaussian(Posterior):
         return -0.5 * (squares + self.variance.log() + math.log(2 * math.pi)).sum(-1)
 
     def fault(self) -> str:
-        """Say what makes this no Gaussian: values that are not finite, a negative variance."""
-        return super().fault() or (
-            "variance is negative" if bool((self.variance < 0).any()) else ""
-        )
+        """Say what makes this no Gaussian: not finite, a variance below 0 or without inverse."""
+        import torch
+
+        if fault := super().fault():
+            return fault
+        if bool((self.variance < 0).any()):
+            return "variance is negative"
+        least = torch.finfo(self.variance.dtype).tiny  # below it an inverse overflows
+        lost = (self.variance > 0) & (self.variance < least)
+        return f"variance is below {least:.3g}, but not 0" if bool(lost.any()) else ""
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return mean + sqrt(variance) * noise ``[..., P]``."""

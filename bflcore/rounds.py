@@ -11,7 +11,7 @@ what it sends: the `Broadcast`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,10 +23,11 @@ from bflcore.aggregation import (
     Weighting,
     check_weights,
 )
-from bflcore.errors import ClientError, RunError
+from bflcore.errors import ClientError, RoundError
 from bflcore.hyper import HyperUpdate
 from bflcore.inference import Broadcast, LocalInference, LocalResult
 from bflcore.randomness import SERVER, numpy_stream
+from bflcore.screening import screen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,9 +85,9 @@ def run_round(
 ) -> Round:
     """Run one round: send, fit, screen, weigh, fuse, update.
 
-    Raises `RunError` when fewer than `min_clients` gave a usable result.
+    Raises `RoundError` when fewer than `min_clients` gave a usable result.
     """
-    fusion = Fusion(recipe, broadcast)
+    fusion = Fusion(recipe, broadcast, clients)
     clock = time.perf_counter()
     for reply in session.fit(broadcast, clients):
         arrived = time.perf_counter()
@@ -95,7 +96,7 @@ def run_round(
         fusion.server_seconds += time.perf_counter() - arrived
     if len(fusion.replied) < min_clients:
         reasons = "; ".join(str(failure) for failure in fusion.dropped[:3])
-        raise RunError(
+        raise RoundError(
             f"round {broadcast.round + 1}: {len(fusion.replied)} of {len(clients)} clients gave a "
             f"usable result, {min_clients} are needed (--min-clients): {reasons}"
         )
@@ -119,9 +120,10 @@ class Fusion:
     client, so sums do not depend on who was fastest.
     """
 
-    def __init__(self, recipe: Recipe, broadcast: Broadcast) -> None:
+    def __init__(self, recipe: Recipe, broadcast: Broadcast, clients: Sequence[int]) -> None:
         self.recipe = recipe
         self.broadcast = broadcast
+        self._expected = set(clients)
         self.replied: list[int] = []
         self.dropped: list[ClientError] = []
         self.server_seconds = 0.0
@@ -132,7 +134,8 @@ class Fusion:
         self._weights: list[Tensor] = []
         self._posterior: Statistics = {}
         self._report: dict[str, float] = {}
-        self._hyper: Statistics | None = None
+        self._hyper: Statistics = {}
+        self._form: dict[str, object] | None = None
 
     def add(self, reply: LocalResult | ClientError) -> list[LocalResult]:
         """Take a reply in; return the results that passed the screen, one client each."""
@@ -140,20 +143,52 @@ class Fusion:
         for result in screen(reply, self.broadcast):
             if isinstance(result, ClientError):
                 self.dropped.append(result)
+                continue
+            weights = self._weigh(result)
+            sums, reason = self._summarised(result, weights)
+            if reason:
+                self.dropped.append(ClientError(result.clients[0], "fit", reason))
+                continue
+            accepted.append(result)
+            self._count(result)
+            if self._streams:
+                self._fold(result, weights, sums)
             else:
-                accepted.append(result)
-                self._count(result)
-                if self._streams:
-                    self._fold(result)
-                else:
-                    self._waiting.append(result)
+                self._waiting.append(result)
         return accepted
+
+    def _weigh(self, result: LocalResult) -> Tensor:
+        """Return a result's weight ``[1]``; 1 where it takes all results to know it."""
+        if not self._streams:
+            return result.examples.new_ones(1, dtype=result.loss.dtype)
+        return self.recipe.weighting.weigh(result.posterior, result.examples, self.broadcast)
+
+    def _summarised(self, result: LocalResult, weights: Tensor) -> tuple[Statistics, str]:
+        """Return what the hyperparameter update sums, and why the result has no place here.
+
+        What it sums must have the form that it has for the round's first client.
+        """
+        (client,) = result.clients
+        if client not in self._expected:
+            return {}, "it replied twice" if client in self.replied else "it was not asked"
+        self._expected.discard(client)
+        try:
+            sums = self.recipe.hyper.summarise(result, weights, self.broadcast)
+        except Exception as error:  # noqa: BLE001 - whatever a malformed statistic causes
+            return {}, f"its statistics do not fit ({type(error).__name__}: {error})"
+        form: dict[str, object] = {
+            name: (list(tensor.shape), tensor.dtype) for name, tensor in sums.items()
+        }
+        self._form = form if self._form is None else self._form
+        if form != self._form:
+            return {}, f"its statistics are {form}, not {self._form} as client {self.replied[0]}'s"
+        return sums, ""
 
     def finish(self, client_seconds: float, clients: int) -> Round:
         """Fuse what has been taken in and update the hyperparameters."""
         clock = time.perf_counter()
         fused = self._fuse()
-        following = self.recipe.hyper.update(self.broadcast, fused, self._hyper or {})
+        following = self.recipe.hyper.update(self.broadcast, fused, self._hyper)
         seconds = self.server_seconds + time.perf_counter() - clock
         return Round(
             following,
@@ -173,21 +208,19 @@ class Fusion:
         tensors = [*result.posterior.pack().values(), *result.statistics.values()]
         self._bytes_up += sum(tensor.nbytes for tensor in tensors)
 
-    def _fold(self, result: LocalResult) -> None:
+    def _fold(self, result: LocalResult, weights: Tensor, sums: Statistics) -> None:
         rule = self.recipe.aggregator
         assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what streaming requires
-        weights = self.recipe.weighting.weigh(result.posterior, result.examples, self.broadcast)
         self._weights.append(weights)  # one number a client, to be checked when all are known
         self._posterior = rule.accumulate(
             self._posterior, result.posterior, weights, self.broadcast.prior
         )
-        self._summarise(result, weights)
+        self._sum(sums)
 
-    def _summarise(self, result: LocalResult, weights: object) -> None:
-        sums = self.recipe.hyper.summarise(result, weights, self.broadcast)  # type: ignore[arg-type]
-        self._hyper = (
-            {name: self._hyper[name] + sums[name] for name in sums} if self._hyper else sums
-        )
+    def _sum(self, sums: Statistics) -> None:
+        self._hyper = {
+            name: self._hyper[name] + t if self._hyper else t for name, t in sums.items()
+        }
 
     def _fuse(self) -> Posterior:
         import torch
@@ -200,7 +233,7 @@ class Fusion:
         examples = torch.cat([result.examples for result in self._waiting])
         weights = self.recipe.weighting.weigh(posteriors, examples, self.broadcast)
         for row, result in enumerate(self._waiting):
-            self._summarise(result, weights[row : row + 1])
+            self._sum(self.recipe.hyper.summarise(result, weights[row : row + 1], self.broadcast))
         check_weights(weights, len(self.replied), self.replied)
         if not isinstance(rule, AdditiveAggregator):
             return rule.fuse(posteriors, weights, prior)
@@ -212,62 +245,6 @@ class Fusion:
         assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what sums are taken for
         self._report = rule.report(self._posterior, prior)
         return rule.decode(self._posterior, prior)
-
-
-def screen(
-    reply: LocalResult | ClientError, broadcast: Broadcast
-) -> Iterator[LocalResult | ClientError]:
-    """Yield each client's result alone, or the error that keeps it out of the round."""
-    if isinstance(reply, ClientError):
-        yield reply
-        return
-    missing = _missing_rows(reply)
-    for row, client in enumerate(reply.clients):
-        if missing:
-            yield ClientError(client, "fit", missing)
-            continue
-        result = reply.select([row])
-        reason = _fault(result, broadcast)
-        yield ClientError(client, "fit", reason) if reason else result
-
-
-def _missing_rows(reply: LocalResult) -> str:
-    """Say which tensor has not one row a client, or return ``""``."""
-    tensors = {
-        "examples": reply.examples,
-        "loss": reply.loss,
-        **reply.posterior.pack(),
-        **reply.statistics,
-        **reply.memory,
-    }
-    clients = len(reply.clients)
-    for name, tensor in tensors.items():
-        rows = len(tensor) if tensor.ndim else "no"
-        if rows != clients:
-            return f"{name} has {rows} rows for {clients} clients"
-    return ""
-
-
-def _fault(result: LocalResult, broadcast: Broadcast) -> str:
-    expected = broadcast.start
-    if type(result.posterior) is not type(expected):
-        return f"posterior is {type(result.posterior).__name__}, not {type(expected).__name__}"
-    wanted = expected.pack()
-    for name, tensor in result.posterior.pack().items():
-        if tensor.shape[1:] != wanted[name].shape or tensor.dtype != wanted[name].dtype:
-            return (
-                f"{name} is {tensor.dtype} {list(tensor.shape[1:])}, "
-                f"not {wanted[name].dtype} {list(wanted[name].shape)}"
-            )
-    if not bool(result.loss.isfinite().all()):
-        return f"loss is {float(result.loss[0])}"
-    faults = (
-        f"{kind} {name} is not finite"
-        for kind, tensors in (("statistic", result.statistics), ("memory", result.memory))
-        for name, tensor in tensors.items()
-        if not bool(tensor.isfinite().all())
-    )
-    return result.posterior[0].fault() or next(faults, "")
 
 
 def _bytes_down(broadcast: Broadcast) -> int:

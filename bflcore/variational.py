@@ -119,7 +119,7 @@ def predict(
     streams: list[torch.Generator],
 ) -> Predictive:
     """Predict with `predict_draws` draws of the parameters, shared by all samples of a client."""
-    whole = _gaussian(training.joined(problem, posterior, memory, len(x)))
+    whole = _gaussian(training.predicting(problem, posterior, memory, len(x)))
     draws = inference.predict_draws
     noise = Noise(streams).fill(whole.mean.new_empty(len(x), draws, whole.mean.shape[-1]))
     weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)

@@ -22,6 +22,7 @@ COMMANDS = {
     "show": ("bflcore.cli.listing", "Explain one component: options, defaults, reference."),
     "matrix": ("bflcore.cli.matrix", "Show which parts fit together."),
     "run": ("bflcore.cli.run", "Run a method, or an experiment file."),
+    "resume": ("bflcore.cli.resume", "Continue a run exactly where it stopped."),
     "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
     "new-plugin": ("bflcore.cli.plugins", "Write the files of a new plugin."),

@@ -84,9 +84,7 @@ def _plugin(registry: Registry, name: str) -> Distribution:
 def _checks(registry: Registry, plugin: Distribution) -> list[Check]:
     from bflcore.testing import checks
 
-    return [
-        check for kind, name in plugin.components for check in checks(registry.get(kind, name))
-    ]
+    return [check for kind, name in plugin.components for check in checks(registry.get(kind, name))]
 
 
 def _outcomes(found: list[Check], quiet: bool) -> Iterator[tuple[Check, Outcome]]:

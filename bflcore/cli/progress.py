@@ -12,7 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from bflcore.experiment import Experiment
-    from bflcore.runs import Progress, Record
+    from bflcore.runs import Progress
+    from bflcore.summary import Record
 
 __all__ = ["progress_of"]
 
@@ -20,19 +21,19 @@ SHOWN = ("accuracy", "ece", "rmse")  # of the personal models, while running
 
 
 @contextmanager
-def progress_of(experiment: Experiment, quiet: bool) -> Iterator[Progress]:
-    """Yield the callback that shows each round."""
+def progress_of(experiment: Experiment, quiet: bool, done: int = 0) -> Iterator[Progress]:
+    """Yield the callback that shows each round; `done` of them were run before."""
     if quiet:
         yield lambda *_: None
     elif sys.stderr.isatty():
-        with _bar(experiment) as progress:
+        with _bar(experiment, done) as progress:
             yield progress
     else:
-        yield _lines(experiment)
+        yield _lines(experiment, done)
 
 
 @contextmanager
-def _bar(experiment: Experiment) -> Iterator[Progress]:
+def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -45,8 +46,10 @@ def _bar(experiment: Experiment) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(experiment.method, total=experiment.run.rounds, figures="")
-        if experiment.run.pretrain:
+        task = bar.add_task(
+            experiment.method, total=experiment.run.rounds, figures="", completed=done
+        )
+        if experiment.run.pretrain and not done:
             bar.console.print(_pretraining(experiment))
         latest = ""
 
@@ -61,10 +64,10 @@ def _bar(experiment: Experiment) -> Iterator[Progress]:
         yield progress
 
 
-def _lines(experiment: Experiment) -> Progress:
+def _lines(experiment: Experiment, done: int) -> Progress:
     began = time.perf_counter()
     total = experiment.run.rounds
-    if experiment.run.pretrain:
+    if experiment.run.pretrain and not done:
         click.echo(_pretraining(experiment), err=True)
 
     def progress(number: int, loss: float, record: Record | None) -> None:
@@ -76,8 +79,8 @@ def _lines(experiment: Experiment) -> Progress:
         for failure in record["dropped"]:
             click.echo(_drop(failure), err=True)
         left = ""
-        if number:
-            seconds = (time.perf_counter() - began) / number * (total - number)
+        if number > done:
+            seconds = (time.perf_counter() - began) / (number - done) * (total - number)
             left = f"  {seconds:.0f} s left"
         click.echo(
             f"round {number}/{total}  loss {loss:.3f}  {_figures(record)}{left}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,16 @@ import click
 
 from bflcore.cli.progress import progress_of
 from bflcore.compatibility import ignored
-from bflcore.errors import OptionError, nearest, unknown
+from bflcore.errors import OptionError, RoundError, nearest, unknown
 from bflcore.experiment import PARTS, DataSettings, RunSettings, Text, read, resolve
 from bflcore.options import Component, options_of
 from bflcore.registry import load_registry
 
 if TYPE_CHECKING:
     from bflcore.experiment import Values
+    from bflcore.runs import Prepared, RunDirectory
 
-__all__ = ["commands"]
+__all__ = ["JSON", "QUIET", "carry_out", "commands", "missing_method"]
 
 # Flags that are short for an option of a part.
 SHORT = {
@@ -27,9 +29,14 @@ SHORT = {
     "local-epochs": ("inference", "local_epochs", "Passes over a client's data per round."),
     "batch-size": ("inference", "batch_size", "Samples per minibatch."),
     "workers": ("engine", "workers", "Worker processes; 0: one a core."),
+    "client-timeout": ("engine", "client_timeout", "Seconds a client may take; 0: any."),
 }
 # Flags that choose a part.
 CHOOSE = ("inference", "aggregator", "weighting", "hyper", "model", "likelihood", "engine")
+
+
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end.")
 
 
 def _settings_flags(cls: type[Component]) -> Callable[[Any], Any]:
@@ -63,8 +70,8 @@ def _part_flags(command: Any) -> Any:
 @_part_flags
 @click.option("-o", "options", multiple=True, metavar="PART.OPTION=VALUE", help="Set any option.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory; default under runs/.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end.")
+@QUIET
+@JSON
 def run(
     method: str,
     options: tuple[str, ...],
@@ -81,20 +88,35 @@ def run(
     file: Values = {}
     if method.endswith(".toml"):
         file = read(Path(method))
-        method = file.get("method") or _missing_method(method)
+        method = file.get("method") or missing_method(method)
     flags = _flags(given, options)
     experiment = resolve(registry, method, file, flags)
     weighting = experiment.weighting.name if "weighting" in flags else None
     if note := ignored(experiment.aggregator, weighting):
         click.echo(note, err=True)
     from bflcore import runs
-    from bflcore.report import write_report
 
     prepared = runs.prepare(experiment)
     path = out or runs.default_directory(experiment)
     directory = runs.RunDirectory.create(path, prepared, registry)
-    with progress_of(experiment, quiet=quiet or as_json) as progress:
-        summary = runs.execute(prepared, directory, progress)
+    carry_out(prepared, directory, quiet=quiet, as_json=as_json)
+
+
+def carry_out(prepared: Prepared, directory: RunDirectory, *, quiet: bool, as_json: bool) -> None:
+    """Run the rounds that are left and write the report; whatever ends it says how to go on."""
+    from bflcore import runs
+    from bflcore.report import write_report
+
+    checkpoints, path = directory.checkpoints, directory.path
+    done = checkpoints.reached or 0
+    try:
+        with progress_of(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
+            summary = runs.execute(prepared, directory, progress)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted after {_resumable(checkpoints.reached, path)}", err=True)
+        raise click.exceptions.Exit(130) from None
+    except RoundError as error:
+        raise RoundError(f"{error}; kept are {_resumable(checkpoints.reached, path)}") from None
     report = write_report([path])
     if as_json:
         click.echo(json.dumps(summary, indent=2))
@@ -102,7 +124,12 @@ def run(
         click.echo(f"run directory: {path}\nreport: {report}")
 
 
-def _missing_method(file: str) -> str:
+def _resumable(reached: int | None, path: Path) -> str:
+    return f"{reached or 0} rounds; bfl resume {shlex.quote(str(path))} goes on from there"
+
+
+def missing_method(file: str) -> str:
+    """Refuse a file that names no method."""
     raise OptionError(f'{file}: the key method is missing; add method = "bpfed" or another name')
 
 

@@ -51,6 +51,17 @@ class Engine(Component, abc.ABC):
 class Session(abc.ABC):
     """Clients at work. Replies come back sorted by client id, whoever was fastest."""
 
+    @property
+    def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """The clients' memories that a checkpoint must keep; by default they keep their own.
+
+        A memory that changes becomes another object.
+        """
+        return {}
+
+    def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:  # noqa: B027 - optional
+        """Take back what `memories` once gave; called before the first round."""
+
     @abc.abstractmethod
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]

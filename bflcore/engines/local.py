@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,11 @@ class Local(Engine):
 
     workers: int = option(0, "worker processes; 0: one a core on a CPU, one on a GPU", at_least=0)
     chunk: int = option(0, "clients per training step; 0: one on a CPU, all on a GPU", at_least=0)
+    client_timeout: float = option(
+        0.0,
+        "seconds a client may take to train or to be evaluated, before it is dropped; 0: any",
+        at_least=0,
+    )
 
     @contextmanager
     def open(
@@ -46,7 +51,8 @@ class Local(Engine):
         chunk = self.chunk or (1 if on_cpu else tasks)
         # One thread a process, this one too: results must not depend on the number of workers,
         # and a server whose threads wait for the workers' cores spins instead of working.
-        with workers.single_threaded(), workers.crew(problem, inference, bins, count) as crew:
+        staff = workers.crew(problem, inference, bins, count, self.client_timeout)
+        with workers.single_threaded(), staff as crew:
             yield LocalSession(problem, inference, crew, chunk)
 
 
@@ -60,7 +66,16 @@ class LocalSession(Session):
         self._inference = inference
         self._crew = crew
         self._chunk = chunk
-        self.memories: dict[int, Memory] = {}
+        self._memories: dict[int, Memory] = {}
+
+    @property
+    def memories(self) -> Mapping[int, Memory]:
+        """Every memory, by client."""
+        return self._memories
+
+    def restore(self, memories: Mapping[int, Memory]) -> None:
+        """Store memories of an earlier session."""
+        self._memories = dict(memories)
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
@@ -73,7 +88,7 @@ class LocalSession(Session):
     def remember(self, result: LocalResult) -> None:
         """Store memories in this process."""
         for row, client in enumerate(result.clients):
-            self.memories[client] = {name: t[row] for name, t in result.memory.items()}
+            self._memories[client] = {name: t[row] for name, t in result.memory.items()}
 
     def evaluate(
         self, broadcast: Broadcast, clients: Sequence[int]
@@ -84,9 +99,9 @@ class LocalSession(Session):
             yield from reply
 
     def _recall(self, clients: Sequence[int]) -> list[Memory]:
-        missing = [client for client in clients if client not in self.memories]
+        missing = [client for client in clients if client not in self._memories]
         fresh = self._inference.remember(self._problem) if missing else {}
-        return [self.memories.get(client, fresh) for client in clients]
+        return [self._memories.get(client, fresh) for client in clients]
 
 
 def _cores() -> int:

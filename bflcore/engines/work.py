@@ -149,7 +149,8 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
     draws = predictive.draws[0]
     if predictive.noise is None:
         return metrics.classification_sums(draws, y, bins)
-    variance = draws.var(0, correction=0) + predictive.noise
+    noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
+    variance = draws.var(0, correction=0) + noise
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 

@@ -1,14 +1,18 @@
 """The crew: persistent worker processes that share the data and the broadcast with their parent.
 
 A worker is started once per run, receives the problem once (its tensors in shared memory), and
-then one short message a task. A worker that dies costs the round its current clients only.
+then one short message a task. A worker that dies, or takes too long, costs the round its current
+clients only.
 """
 
 from __future__ import annotations
 
 import abc
+import math
+import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,12 +43,17 @@ class Crew(abc.ABC):
 
 
 @contextmanager
-def crew(problem: Problem, inference: LocalInference, bins: int, count: int) -> Iterator[Crew]:
-    """Yield a crew of `count` processes: this one if it is 1."""
-    if count == 1:
+def crew(
+    problem: Problem, inference: LocalInference, bins: int, count: int, timeout: float = 0
+) -> Iterator[Crew]:
+    """Yield a crew of `count` processes: this one if it is 1 and has no time limit to keep.
+
+    `timeout` is what a client may take, in seconds; 0: any time.
+    """
+    if count == 1 and not timeout:
         yield Alone(problem, inference, bins)
         return
-    staff = Staff(problem, inference, bins, count)
+    staff = Staff(problem, inference, bins, count, timeout)
     try:
         yield staff
     finally:
@@ -79,12 +88,24 @@ class Site:
         return work.evaluate(self.problem, self.inference, broadcast, clients, memories, self.bins)
 
 
+@attrs.frozen
+class Job:
+    """What a worker is at: the number of its task, and when its time is over."""
+
+    worker: int
+    number: int
+    end: float = math.inf
+
+
 class Staff(Crew):
     """Worker processes, each taking the next task as it becomes free."""
 
-    def __init__(self, problem: Problem, inference: LocalInference, bins: int, count: int) -> None:
+    def __init__(
+        self, problem: Problem, inference: LocalInference, bins: int, count: int, timeout: float
+    ) -> None:
         problem.train.share_memory()
         problem.test.share_memory()
+        self._timeout = timeout
         self._site = Site(problem, inference, bins)
         self._context = multiprocessing.get_context("spawn")  # fork is unsafe once torch ran
         self._workers = [self._hire() for _ in range(count)]
@@ -93,30 +114,45 @@ class Staff(Crew):
         """Hand out tasks; yield replies in order, early ones held back until their turn."""
         shared = _in_shared_memory(broadcast)
         waiting = list(enumerate(tasks))[::-1]
-        busy: dict[Connection, tuple[int, int]] = {}
+        busy: dict[Connection, Job] = {}
         done: dict[int, Reply] = {}
         due = 0
         idle = list(range(len(self._workers)))
         while due < len(tasks):
             while idle and waiting:
                 worker, (number, task) = idle.pop(0), waiting.pop()
-                link = self._send(worker, (stage, shared, task))
-                busy[link] = (worker, number)
-            for link in cast("list[Connection]", wait(list(busy))):
-                worker, number = busy.pop(link)
-                done[number] = self._receive(worker, stage, tasks[number])
-                idle.append(worker)
+                busy[self._send(worker, (stage, shared, task))] = Job(worker, number)
+            for link in self._news(busy):
+                job = busy.pop(link)
+                reply = self._receive(job, stage, tasks[job.number])
+                if reply is None:  # it has begun: from now on its time counts
+                    seconds = self._timeout * len(tasks[job.number][0])
+                    end = time.monotonic() + seconds if seconds else math.inf
+                    busy[link] = attrs.evolve(job, end=end)
+                    continue
+                done[job.number] = reply
+                idle.append(job.worker)
             while due in done:
                 yield done.pop(due)
                 due += 1
 
     def dismiss(self) -> None:
         """Stop every worker."""
-        for process, link in self._workers:
-            link.close()  # a worker ends when its line is closed
-            process.join(timeout=5)
+        for _, link in self._workers:
+            link.close()  # an idle worker ends when its line is closed
+        for process, _ in self._workers:
+            process.join(timeout=2)
             if process.is_alive():
-                process.terminate()
+                process.kill()
+                process.join()
+
+    def _news(self, busy: Mapping[Connection, Job]) -> list[Connection]:
+        """Wait for workers that have something to say, or whose time is over."""
+        end = min(job.end for job in busy.values())
+        seconds = None if end == math.inf else max(0.0, end - time.monotonic())
+        speaking = cast("list[Connection]", wait(list(busy), seconds))
+        late = [link for link, job in busy.items() if job.end <= time.monotonic()]
+        return [*speaking, *(link for link in late if link not in speaking)]
 
     def _hire(self) -> tuple[Any, Connection]:
         here, there = self._context.Pipe()
@@ -133,16 +169,21 @@ class Staff(Crew):
             self._workers[worker][1].send(message)
         return self._workers[worker][1]
 
-    def _receive(self, worker: int, stage: str, task: Task) -> Reply:
-        process, link = self._workers[worker]
+    def _receive(self, job: Job, stage: str, task: Task) -> Reply | None:
+        """Return the reply of a worker that speaks or is late; None: it says that it begins."""
+        process, link = self._workers[job.worker]
         try:
-            reply: Reply = link.recv()
+            if link.poll():
+                return cast("Reply | None", link.recv())
+            reason = f"it took longer than {self._timeout:g} s (--client-timeout)"
+            process.kill()
+            process.join()
         except (EOFError, OSError):
             process.join(timeout=5)
-            self._workers[worker] = self._hire()
             reason = f"its worker process died (exit code {process.exitcode})"
-            return [ClientError(client, stage, reason) for client in task[0]]
-        return reply
+        link.close()
+        self._workers[job.worker] = self._hire()
+        return [ClientError(client, stage, reason) for client in task[0]]
 
 
 @contextmanager
@@ -157,16 +198,14 @@ def single_threaded() -> Iterator[None]:
 
 
 def _serve(link: Connection, site: Site) -> None:
+    """Serve until the line is closed, or whoever holds its other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who says goodbye
     torch.set_num_threads(1)
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             stage, broadcast, task = link.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
+            link.send(None)  # begun
             link.send(site.run(stage, broadcast, task))
-        except KeyboardInterrupt:
-            return
 
 
 def _in_shared_memory(broadcast: Broadcast) -> Broadcast:

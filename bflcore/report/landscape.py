@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from bflcore.checkpoint import Checkpoints
 from bflcore.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
     from bflcore.report.reading import Run
-    from bflcore.runs import Prepared
 
 __all__ = ["Plane", "landscape"]
 
@@ -53,32 +52,18 @@ def landscape(run: Run) -> Plane:
 
     method = str(run.experiment["method"])
     prepared = runs.prepare(resolve(load_registry(), method, run.experiment, {}))
-    posterior, memories = _checkpoint(run, prepared)
-    client = min(memories, default=prepared.problem.clients[0])
+    family = type(prepared.experiment.inference.initial(prepared.problem))
+    folder = run.path / "checkpoint"
+    saved = Checkpoints(folder).read(family, prepared.problem.device)
+    if saved is None:
+        raise RunError(f"{folder} cannot be read: it has no checkpoint; run it again")
+    client = min(saved.memories, default=prepared.problem.clients[0])
     fresh = prepared.experiment.inference.remember(prepared.problem)
-    memory = {name: tensor[None] for name, tensor in memories.get(client, fresh).items()}
-    found = prepared.experiment.inference.landmarks(prepared.problem, posterior, memory)
+    memory = {name: tensor[None] for name, tensor in saved.memories.get(client, fresh).items()}
+    found = prepared.experiment.inference.landmarks(prepared.problem, saved.broadcast.start, memory)
     networks = {label: network[0] for label, network in found.items()}
     networks["initialisation"] = prepared.problem.initial
     return _measured(prepared.problem, client, networks)
-
-
-def _checkpoint(run: Run, prepared: Prepared) -> tuple[Posterior, dict[int, dict[str, Tensor]]]:
-    """Return the server's posterior and the clients' memories."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = run.path / "checkpoint"
-    try:
-        server, clients = (load_file(folder / f"{n}.safetensors") for n in ("server", "clients"))
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{folder} cannot be read ({error}); run it again") from None
-    memories: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in clients.items():
-        client, _, name = key.partition(".")
-        memories.setdefault(int(client), {})[name] = tensor
-    family = type(prepared.experiment.inference.initial(prepared.problem))
-    return family.unpack(server, "start."), memories
 
 
 def _measured(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plane:

@@ -140,6 +140,8 @@ def _best(run: Run) -> dict[str, Any]:
 
 def _clients(run: Run) -> str:
     """List clients, the worst first, with a bar for the figure that orders them."""
+    if "personal" not in run.evaluation:
+        return "<p>No client could be evaluated.</p>"
     rows = [dict(client) for client in run.evaluation["personal"]["clients"]]
     key = "accuracy" if run.classifies else "rmse"
     rows.sort(key=lambda row: row[key] if run.classifies else -row[key])

@@ -43,7 +43,8 @@ def learning_curves(runs: Sequence[Run]) -> str:
                     _series(axis, run, f"{group}.{name}", colour, dashes, group)
             axis.set_xlabel("round")
             axis.set_title(NAMES.get(name, name))
-        axes[0].legend(frameon=False, fontsize=8)
+        if axes[0].lines:
+            axes[0].legend(frameon=False, fontsize=8)
         return _svg(figure)
 
 
@@ -61,6 +62,7 @@ def _series(axis: Any, run: Run, key: str, colour: str, dashes: str, group: str)
 
 def reliability(runs: Sequence[Run]) -> str:
     """Draw accuracy against confidence, and how often each confidence occurs."""
+    runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (upper, lower) = _figure(2)
         upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfectly calibrated")
@@ -90,13 +92,15 @@ def reliability(runs: Sequence[Run]) -> str:
 
 def retention(runs: Sequence[Run]) -> str:
     """Draw accuracy on the samples that are kept when the most uncertain are discarded."""
+    runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (axis,) = _figure(1)
         for run, colour in zip(runs, _cycle(len(runs)), strict=True):
             kept = run.evaluation["personal"]["retention"]
             axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6, label=run.label)
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
-        axis.legend(frameon=False, fontsize=8)
+        if runs:
+            axis.legend(frameon=False, fontsize=8)
         return _svg(figure)
 
 
@@ -139,6 +143,11 @@ def _figure(columns: int) -> tuple[Figure, list[Any]]:
         axis.grid(color=GREY, alpha=0.2, lw=0.6)
     figure.patch.set_alpha(0)
     return figure, axes
+
+
+def _evaluated(runs: Sequence[Run]) -> list[Run]:
+    """Leave out runs of which no client could be evaluated."""
+    return [run for run in runs if "personal" in run.evaluation]
 
 
 def _cycle(count: int) -> list[str]:

@@ -33,7 +33,7 @@ class Run:
     @property
     def classifies(self) -> bool:
         """Whether the run predicts classes."""
-        return "personal.accuracy" in self.records[-1]
+        return not any("personal.rmse" in record for record in self.records)
 
 
 def read_run(path: Path) -> Run:

@@ -28,7 +28,7 @@ def inputs_stay_untouched(part: Part) -> None:
     for case in _cases(part):
         before = small.copied(case)
         case.fused_by(part())
-        small.same(case, before[0], "an input was changed", 0.0)
+        small.same(case, before[0], "an input was changed in place", 0.0)
 
 
 def weights_that_make_no_sense_are_refused(part: Part) -> None:
@@ -46,7 +46,9 @@ def weights_that_make_no_sense_are_refused(part: Part) -> None:
             Case(case.posteriors, weights, case.prior).fused_by(part())
         except OptionError:
             continue
-        raise AssertionError(f"{what} is not refused; call check_weights(weights, clients)")
+        raise AssertionError(
+            f"{what} is not refused; begin with self.check(posteriors, weights, prior)"
+        )
 
 
 def _check_of(law: Law) -> Callable[[Part], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -23,8 +24,10 @@ CITED = ("method", "inference", "aggregator", "weighting", "hyper")  # kinds tha
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     """Yield the checks of every kind."""
     yield from (is_frozen, is_named, is_documented)
+    if part.kind != "posterior" and attrs.has(part) and attrs.fields(part):  # no tensors there
+        yield explains_its_options
     if options_of(part):
-        yield from (explains_its_options, options_survive_storage, options_can_be_typed)
+        yield from (options_survive_storage, options_can_be_typed)
     yield declares_itself_without_torch
 
 
@@ -35,36 +38,50 @@ def is_frozen(part: Part) -> None:
             setattr(object.__new__(part), field.name, None)
         except attrs.exceptions.FrozenInstanceError:
             continue
+        except Exception:  # noqa: BLE001, S110 - refused by a validator: assignable all the same
+            pass
         raise AssertionError(f"{field.name} can be assigned; decorate the class with @component")
-    own = [name for name in part.__dict__.get("__annotations__", {}) if not name.startswith("_")]
-    unknown = set(own) - {f.name for f in attrs.fields(part)} if attrs.has(part) else set(own)
-    for name in unknown:
-        if "ClassVar" not in str(part.__dict__["__annotations__"][name]):
-            raise AssertionError(f"{name} looks like an option; decorate the class with @component")
+    fields = {field.name for field in attrs.fields(part)} if attrs.has(part) else set()
+    for name, annotation in inspect.get_annotations(part).items():
+        if not (name in fields or name.startswith("_") or "ClassVar" in str(annotation)):
+            raise AssertionError(
+                f"{name} looks like an option; decorate the class with @component, or annotate "
+                "it as a ClassVar"
+            )
 
 
 def is_named(part: Part) -> None:
     """Names and aliases are lower-case words joined by hyphens."""
     for name in (part.name, *part.aliases):
         if not WORDS.fullmatch(name):
-            raise AssertionError(f"{name!r} is not lower-case words joined by hyphens")
+            raise AssertionError(
+                f"{name!r} is not lower-case words joined by hyphens, as in {_hyphened(name)!r}"
+            )
 
 
 def is_documented(part: Part) -> None:
     """The class has a docstring of its own, and a reference where its kind cites one."""
     if not (part.__dict__.get("__doc__") or "").strip():
-        raise AssertionError(f"{part.__name__} has no docstring")
+        raise AssertionError(f"{part.__name__} has no docstring; bfl list shows its first line")
     if not part.summary().endswith("."):
-        raise AssertionError(f"the docstring's first line is no sentence: {part.summary()!r}")
+        raise AssertionError(
+            f"the docstring's first line is no sentence, full stop included: {part.summary()!r}"
+        )
     if part.kind in CITED and not part.reference:
         raise AssertionError('reference is empty; give the paper, year and equation, or "new"')
 
 
 def explains_its_options(part: Part) -> None:
-    """Every option has a line of help."""
+    """Every field is an option with a line of help."""
+    for field in attrs.fields(part) if attrs.has(part) else ():
+        if "help" not in field.metadata:
+            raise AssertionError(
+                f"field {field.name} is no option, so it would be neither stored nor listed; "
+                'declare it as option(default, "help")'
+            )
     for option in options_of(part):
         if not option.help.strip():
-            raise AssertionError(f"option {option.name} has no help")
+            raise AssertionError(f"option {option.name} has no help; say in a line what it is")
 
 
 def options_survive_storage(part: Part) -> None:
@@ -73,7 +90,10 @@ def options_survive_storage(part: Part) -> None:
     stored = as_dict(instance)
     del stored["name"]
     if build(part, stored, part.kind) != instance:
-        raise AssertionError(f"stored as {stored}, the options come back different")
+        raise AssertionError(
+            f"stored as {stored}, the options come back different; allowed are bool, int, float, "
+            "str, tuples of them, and None as a default"
+        )
 
 
 def options_can_be_typed(part: Part) -> None:
@@ -83,7 +103,10 @@ def options_can_be_typed(part: Part) -> None:
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         read = parse_text(part, option.name, text, part.kind)
         if read != value:
-            raise AssertionError(f"option {option.name}: {text!r} is read as {read!r}")
+            raise AssertionError(
+                f"option {option.name}: the default {value!r} typed as {text!r} is read as "
+                f"{read!r}; choose another default, or another type"
+            )
 
 
 def declares_itself_without_torch(part: Part) -> None:
@@ -98,6 +121,16 @@ def _import_without_torch(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     if found.returncode:
-        raise AssertionError(f"import {module} fails: {found.stderr.strip().splitlines()[-1]}")
-    if found.stdout.split()[-1] == "True":
-        raise AssertionError(f"import {module} imports torch; import it in the methods that use it")
+        said = found.stderr.strip() or f"exit status {found.returncode}"
+        raise AssertionError(f"import {module} fails: {said.splitlines()[-1]}")
+    if found.stdout.split()[-1:] == ["True"]:
+        raise AssertionError(
+            f"import {module} imports torch, which makes every bfl command slow; import torch in "
+            "the methods that use it, for annotations under TYPE_CHECKING"
+        )
+
+
+def _hyphened(name: str) -> str:
+    """Return the nearest name that is allowed."""
+    words = re.findall("[A-Z]+[a-z0-9]*|[a-z0-9]+", name)
+    return "-".join(words).lower() or "my-part"

@@ -1,14 +1,18 @@
-"""What an engine must do: what the local one does, and blame the right client."""
+"""What an engine must do: what the local one does, and blame the right client.
+
+To open an engine may take long (processes, nodes), so one session is recorded for all checks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 import attrs
 from torch import Tensor
 
-from bflcore.engines.base import Engine, Evaluation
+from bflcore.engines.base import Engine, Evaluation, Session
 from bflcore.engines.local import Local
 from bflcore.errors import ClientError
 from bflcore.inference import Broadcast, Cohort, LocalResult, Map
@@ -16,15 +20,16 @@ from bflcore.options import component
 from bflcore.problem import Problem
 from bflcore.testing import small
 
-__all__ = ["FailingEvaluation", "FailingFit", "checks_of"]
+__all__ = ["Faulty", "checks_of"]
 
 Part = type[Engine]
 
 GUILTY = 1
+FAULTY_ROUND = 9
 BINS = 10
 
 
-def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of an engine."""
     yield inputs_stay_untouched
     yield from (two_rounds_equal_the_local_engines, evaluation_equals_the_local_engines)
@@ -33,127 +38,166 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
 
 
 def inputs_stay_untouched(part: Part) -> None:
-    """A round leaves broadcast and data as they were."""
-    inference, of = small.made(Map), small.problem(sharing="body")
-    broadcast = small.begun(inference, of)
-    before = small.copied(broadcast, of.train)
-    _fitted(part(), inference, of, rounds=1)
-    for thing, copy in zip((broadcast, of.train), before, strict=True):
-        small.same(thing, copy, "an input was changed", 0.0)
+    """Rounds leave broadcast and data as they were."""
+    if changed := _of(part).changed:
+        raise AssertionError(f"an input was changed in place: {changed}")
 
 
 def two_rounds_equal_the_local_engines(part: Part) -> None:
     """Posteriors, losses and memories of a ragged cohort are those of the local engine."""
-    inference, of = small.made(Map), small.problem(sharing="body")
-    found, expected = (
-        _fitted(engine, inference, of, rounds=2) for engine in (part(), Local(workers=1))
-    )
+    found, expected = (_by_client(one.replies("second fit")) for one in (_of(part), _local()))
     for client, result in expected.items():
         if client not in found:
             raise AssertionError(f"client {client} did not reply")
-        small.same(found[client], result, f"client {client}")
+        small.same(found[client], result, f"client {client} beside the local engine's")
 
 
 def evaluation_equals_the_local_engines(part: Part) -> None:
     """So are the sums of metrics."""
-    inference, of = small.made(Map), small.problem(sharing="body")
-    broadcast = small.begun(inference, of)
-    sums: list[dict[int, Mapping[str, Tensor]]] = []
-    for engine in (part(), Local(workers=1)):
-        with engine.open(of, inference, BINS) as session:
-            replies = list(session.evaluate(broadcast, of.clients))
-        found = [reply for reply in replies if isinstance(reply, Evaluation)]
-        sums.append({reply.client: reply.personal for reply in found})
-    small.same(
-        {str(client): sums[0].get(client, {}) for client in of.clients},
-        {str(client): sums[1][client] for client in of.clients},
-        "sums of metrics",
+    found, expected = (
+        {str(r.client): r.personal for r in one.replies("evaluate") if isinstance(r, Evaluation)}
+        for one in (_of(part), _local())
     )
+    if missing := sorted(expected.keys() - found.keys()):
+        raise AssertionError(f"no evaluation of the clients {', '.join(missing)}")
+    small.same(found, expected, "sums of metrics, client by client, beside the local engine's")
 
 
 def replies_are_sorted_by_client(part: Part) -> None:
     """Replies come in order of ids, whoever was fastest."""
-    inference, of = small.made(Map), small.problem()
-    with part().open(of, inference, BINS) as session:
-        replies = list(session.fit(small.begun(inference, of), of.clients))
-    order = [client for reply in replies for client in _clients(reply)]
-    if order != sorted(order):
-        raise AssertionError(f"replies come in the order {order}")
+    for stage in ("first fit", "evaluate"):
+        order = [client for reply in _of(part).replies(stage) for client in _clients(reply)]
+        if order != sorted(order):
+            raise AssertionError(f"replies of {stage.split()[-1]} come in the order {order}")
 
 
 def a_client_that_fails_to_fit_is_blamed(part: Part) -> None:
     """An exception in `fit` becomes that client's error; the others' results arrive."""
-    inference, of = small.made(FailingFit), small.problem()
-    with part().open(of, inference, BINS) as session:
-        replies = list(session.fit(small.begun(inference, of), of.clients))
-    _only_the_guilty(replies, "fit", [0, 2])
+    _only_the_guilty(_of(part), "fit")
 
 
 def a_client_that_fails_to_evaluate_is_blamed(part: Part) -> None:
-    """An exception in `personalise` becomes that client's error."""
-    inference, of = small.made(FailingEvaluation), small.problem()
-    with part().open(of, inference, BINS) as session:
-        replies = list(session.evaluate(small.begun(inference, of), of.clients))
-    _only_the_guilty(replies, "evaluate", [0, 2])
+    """An exception in `personalise` becomes that client's error; the others are evaluated."""
+    _only_the_guilty(_of(part), "evaluate")
 
 
 @component
-class FailingFit(Map):
-    """An inference that one client cannot run."""
+class Faulty(Map):
+    """An inference that fails for one client in one round."""
 
-    name = "failing-fit"
+    name = "faulty"
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Raise where the guilty client takes part."""
-        if GUILTY in cohort.clients:
-            raise RuntimeError("out of luck")
+        _fail(cohort)
         return super().fit(problem, broadcast, cohort)
-
-
-@component
-class FailingEvaluation(Map):
-    """An inference with which one client cannot predict."""
-
-    name = "failing-evaluation"
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
     ) -> Mapping[str, Tensor]:
         """Raise where the guilty client takes part."""
-        if GUILTY in cohort.clients:
-            raise RuntimeError("out of luck")
+        _fail(cohort)
         return super().personalise(problem, broadcast, cohort, novel)
 
 
-def _fitted(engine: Engine, inference: Map, of: Problem, rounds: int) -> dict[int, LocalResult]:
-    """Return every client's result of the last round, each round starting from client 0's."""
-    broadcast = small.begun(inference, of)
-    last: dict[int, LocalResult] = {}
+def _fail(cohort: Cohort) -> None:
+    if GUILTY in cohort.clients and cohort.round == FAULTY_ROUND:
+        raise RuntimeError("out of luck")
+
+
+@attrs.frozen
+class Record:
+    """What came of each stage of a session (its replies, or what it raised)."""
+
+    stages: dict[str, list[Any] | Exception]
+    changed: str
+
+    def replies(self, stage: str) -> list[Any]:
+        """Return the replies of a stage; raise what it raised."""
+        found = self.stages[stage]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def _record(engine: Engine) -> Record:
+    """Run two rounds, the second from client 0's result; evaluate; then let a client fail."""
+    inference, of = small.made(Faulty), small.problem(sharing="body")
+    first = small.begun(inference, of)
+    before = small.copied(first, of.train)
+    stages: dict[str, list[Any] | Exception] = {}
     with engine.open(of, inference, BINS) as session:
-        for round in range(rounds):
-            broadcast = attrs.evolve(broadcast, round=round)
-            last = {}
-            for reply in session.fit(broadcast, of.clients):
-                if isinstance(reply, ClientError):
-                    raise AssertionError(f"client {reply.client} failed: {reply}")  # noqa: TRY004
-                for row, client in enumerate(reply.clients):
-                    last[client] = small.row(reply, row)
-                session.remember(reply)
-            broadcast = attrs.evolve(broadcast, start=last[0].posterior[0])
-    return last
+        stages["first fit"] = found = _tried(lambda: _fitted(session, first, of))
+        results = [] if isinstance(found, Exception) else found
+        start = next((r.posterior[0] for r in results if _clients(r)[0] == 0), first.start)
+        second = attrs.evolve(first, round=1, start=start)
+        stages["second fit"] = _tried(lambda: _fitted(session, second, of))
+        stages["evaluate"] = _tried(lambda: list(session.evaluate(second, of.clients)))
+        faulty = attrs.evolve(second, round=FAULTY_ROUND)
+        stages["faulty fit"] = _tried(lambda: list(session.fit(faulty, of.clients)))
+        stages["faulty evaluate"] = _tried(lambda: list(session.evaluate(faulty, of.clients)))
+    changes = map(small.different, (first, of.train), before)
+    return Record(stages, next(filter(None, changes), ""))
+
+
+def _fitted(session: Session, broadcast: Broadcast, of: Problem) -> list[LocalResult]:
+    results = []
+    for reply in session.fit(broadcast, of.clients):
+        if isinstance(reply, ClientError):
+            raise AssertionError(f"client {reply.client} failed: {reply}")  # noqa: TRY004
+        session.remember(reply)
+        results.append(reply)
+    return results
+
+
+def _tried(stage: Callable[[], list[Any]]) -> list[Any] | Exception:
+    try:
+        return stage()
+    except Exception as error:  # noqa: BLE001 - a stranger's engine may raise anything
+        return error
+
+
+@lru_cache(maxsize=1)
+def _of(part: Part) -> Record:
+    return _record(part())
+
+
+@cache
+def _local() -> Record:
+    return _record(small.made(Local, workers=1))
+
+
+def _by_client(results: list[LocalResult]) -> dict[int, LocalResult]:
+    return {
+        client: small.row(result, row)
+        for result in results
+        for row, client in enumerate(result.clients)
+    }
 
 
 def _clients(reply: Any) -> tuple[int, ...]:
     return (reply.client,) if isinstance(reply, ClientError | Evaluation) else reply.clients
 
 
-def _only_the_guilty(replies: list[Any], stage: str, innocent: list[int]) -> None:
+def _only_the_guilty(record: Record, stage: str) -> None:
+    try:
+        replies = record.replies(f"faulty {stage}")
+    except Exception as error:
+        raise AssertionError(
+            f"one client's exception ended the round ({type(error).__name__}: {error}); yield a "
+            "ClientError for that client instead (bflcore.engines.work does)"
+        ) from error
     errors = [reply for reply in replies if isinstance(reply, ClientError)]
-    blamed = [(error.client, error.stage) for error in errors]
-    if blamed != [(GUILTY, stage)]:
-        raise AssertionError(f"client {GUILTY} failed in {stage}, but blamed are {blamed}")
+    blamed = [f"client {error.client} in {error.stage}" for error in errors]
+    if blamed != [f"client {GUILTY} in {stage}"]:
+        said = ", ".join(blamed) or "nobody"
+        raise AssertionError(f"client {GUILTY} failed in {stage}, but blamed is {said}")
     if "out of luck" not in errors[0].reason:
-        raise AssertionError(f"the reason is lost: {errors[0].reason!r}")
+        raise AssertionError(
+            f"the client raised RuntimeError('out of luck'); the reason given is "
+            f"{errors[0].reason!r}"
+        )
+    innocent = [client for client in range(len(small.SIZES)) if client != GUILTY]
     others = sorted(c for reply in replies if reply not in errors for c in _clients(reply))
     if others != innocent:
         raise AssertionError(f"of the innocent clients {innocent} only {others} replied")

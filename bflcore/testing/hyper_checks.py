@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import reduce
+from copy import deepcopy
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from bflcore.aggregation import Statistics
 from bflcore.hyper import HyperUpdate
-from bflcore.inference import Broadcast, LocalResult
+from bflcore.inference import Broadcast, LocalInference, LocalResult
 from bflcore.posteriors import Posterior
 from bflcore.testing import small
 
@@ -37,7 +38,7 @@ def inputs_stay_untouched(part: Part) -> None:
         before = small.copied(*things)
         _updated(part, broadcast, result, fused)
         for thing, copy in zip(things, before, strict=True):
-            small.same(thing, copy, "an input was changed", 0.0)
+            small.same(thing, copy, "an input was changed in place", 0.0)
 
 
 def rounds_are_counted(part: Part) -> None:
@@ -45,7 +46,10 @@ def rounds_are_counted(part: Part) -> None:
     for broadcast, result, fused in _cases(part):
         following = _updated(part, broadcast, result, fused)
         if following.round != broadcast.round + 1:
-            raise AssertionError(f"after round {broadcast.round} comes {following.round}")
+            raise AssertionError(
+                f"after round {broadcast.round} comes {following.round}; return a Broadcast of "
+                "broadcast.round + 1"
+            )
 
 
 def the_next_broadcast_is_valid(part: Part) -> None:
@@ -56,17 +60,20 @@ def the_next_broadcast_is_valid(part: Part) -> None:
             found: Posterior = getattr(following, name)
             if fault := found.fault():
                 raise AssertionError(f"the next {name}: {fault}")
-            wanted = {n: (t.shape, t.dtype) for n, t in getattr(broadcast, name).pack().items()}
-            shapes = {n: (t.shape, t.dtype) for n, t in found.pack().items()}
-            if shapes != wanted:
-                raise AssertionError(f"the next {name} is {shapes}, not {wanted}")
+            wanted: Posterior = getattr(broadcast, name)
+            if type(found) is not type(wanted) or small.shapes(found) != small.shapes(wanted):
+                raise AssertionError(
+                    f"the next {name} is {found.name} {small.shapes(found)}, not {wanted.name} "
+                    f"{small.shapes(wanted)}"
+                )
 
 
 def summaries_add_up(part: Part) -> None:
     """The sum of clients' summaries is the summary of all: the server takes one at a time."""
     for broadcast, result, _ in _cases(part):
         together = part().summarise(result, WEIGHTS, broadcast)
-        small.same(_summed(part, broadcast, result), together, "summaries of clients alone")
+        what = "clients' own summaries added up, compared with the summary of all"
+        small.same(_summed(part, broadcast, result), together, what)
 
 
 def the_objective_never_falls(part: Part) -> None:
@@ -86,9 +93,7 @@ def _divergence(posteriors: Posterior, prior: Posterior) -> Tensor:
     return posteriors.kl(prior.map(lambda tensor: tensor.expand(clients, -1))).double()
 
 
-def _updated(
-    part: Part, broadcast: Broadcast, result: LocalResult, fused: Posterior
-) -> Broadcast:
+def _updated(part: Part, broadcast: Broadcast, result: LocalResult, fused: Posterior) -> Broadcast:
     return part().update(broadcast, fused, _summed(part, broadcast, result))
 
 
@@ -103,10 +108,15 @@ def _summed(part: Part, broadcast: Broadcast, result: LocalResult) -> Statistics
 def _cases(part: Part) -> Iterator[tuple[Broadcast, LocalResult, Posterior]]:
     """Yield what the server has after a round of real clients, of every inference that fits."""
     for inference in _inferences(part):
-        of = small.problem()
-        broadcast = small.begun(inference, of)
-        result = inference.fit(of, broadcast, small.clients_of(of, inference))
+        broadcast, result = deepcopy(_fitted(inference))  # a wrong part may change its own
         yield broadcast, result, result.posterior[0]
+
+
+@lru_cache(maxsize=32)
+def _fitted(inference: LocalInference) -> tuple[Broadcast, LocalResult]:
+    of = small.problem()
+    broadcast = small.begun(inference, of)
+    return broadcast, inference.fit(of, broadcast, small.clients_of(of, inference))
 
 
 def _inferences(part: Part) -> list[Any]:
@@ -119,4 +129,9 @@ def _inferences(part: Part) -> list[Any]:
     found: Any = [i for i in registry.all("inference") if i.name in names]
     candidates: Any = found or registry.all("inference")
     fitting = [i for i in candidates if not part.families or i.family in part.families]
+    if not fitting:  # nothing to check would look like nothing wrong
+        raise AssertionError(
+            f"families are {part.families}, which no inference of its methods gives: "
+            f"{', '.join(f'{i.name} ({i.family})' for i in candidates)}"
+        )
     return [small.made(inference) for inference in fitting]

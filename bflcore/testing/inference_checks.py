@@ -47,10 +47,10 @@ def inputs_stay_untouched(part: Part) -> None:
     for name, thing, copy in zip(
         ("broadcast", "cohort", "training data", "problem"), things, before, strict=True
     ):
-        small.same(thing, copy, f"the {name} was changed", 0.0)
+        small.same(thing, copy, f"the {name} was changed in place", 0.0)
     kept = small.copied(result)[0]
-    inference.fit(of, broadcast, cohort)
-    small.same(result, kept, "a second fit changed the first one's result", 0.0)
+    inference.fit(of, broadcast, small.clients_of(of, inference, round=1))
+    small.same(result, kept, "a second fit changed the first one's result (keep no tensors)", 0.0)
 
 
 def results_have_the_declared_family(part: Part) -> None:
@@ -60,12 +60,14 @@ def results_have_the_declared_family(part: Part) -> None:
     inference, of, broadcast, cohort = _case(part)
     result = inference.fit(of, broadcast, cohort)
     if result.posterior.name != part.family:
-        raise AssertionError(f"family is {part.family}, but fit gives {result.posterior.name}")
+        raise AssertionError(f"family is {part.family}, but fit gives {result.posterior.name}s")
     for reply in screen(result, broadcast):
         if not isinstance(reply, LocalResult):
-            raise AssertionError(f"the server would refuse the result: {reply}")  # noqa: TRY004
+            raise AssertionError(f"the server would drop it: {reply}")  # noqa: TRY004
     if result.examples.tolist() != list(cohort.sizes):
-        raise AssertionError(f"examples are {result.examples.tolist()}, not {list(cohort.sizes)}")
+        raise AssertionError(
+            f"examples are {result.examples.tolist()}, not the sizes {list(cohort.sizes)}"
+        )
 
 
 def keeps_the_dtype(part: Part) -> None:
@@ -77,14 +79,16 @@ def keeps_the_dtype(part: Part) -> None:
     draws = _predicted(inference, of, broadcast, result.memory)
     for name, tensor in (small.tensors(result.posterior) | {"draws": draws}).items():
         if tensor.dtype != torch.float32:
-            raise AssertionError(f"{name} of a float32 problem is {tensor.dtype}")
+            raise AssertionError(
+                f"{name} of a float32 problem is {tensor.dtype}; compute in that of problem.initial"
+            )
 
 
 def repeats_itself(part: Part) -> None:
     """The same cohort gives the same result, bit for bit."""
     inference, of, broadcast, cohort = _case(part)
     first = inference.fit(of, broadcast, cohort)
-    small.same(inference.fit(of, broadcast, cohort), first, "a second fit", 0.0)
+    small.same(inference.fit(of, broadcast, cohort), first, "a second fit of the same cohort", 0.0)
 
 
 def global_randomness_stays_untouched(part: Part) -> None:
@@ -101,29 +105,36 @@ def global_randomness_stays_untouched(part: Part) -> None:
             if not torch.equal(torch.get_rng_state(), state):
                 raise AssertionError("torch's global generator was used; use cohort.streams(...)")
             results.append({**small.tensors(result), "draws": draws})
-        small.same(results[0], results[1], "under another global seed", 0.0)
+        small.same(
+            results[0], results[1], "under another global seed; use cohort.streams(...)", 0.0
+        )
     finally:
         torch.set_rng_state(kept)
 
 
 def a_cohort_is_its_clients_alone(part: Part) -> None:
-    """A ragged cohort gives what each client gives alone, to rounding: steps beyond a client's own
-    change nothing."""
+    """A ragged cohort gives what each client gives alone, to rounding.
+
+    Steps beyond a client's own change nothing.
+    """
     inference, of, broadcast, cohort = _case(part, sharing="body")
     together = inference.fit(of, broadcast, cohort)
     for index, client in enumerate(cohort.clients):
         alone = inference.fit(of, broadcast, small.clients_of(of, inference, [client]))
-        small.same(small.row(together, index), alone, f"client {client} in a cohort", 1e-7)
+        what = f"client {client} of cohort {cohort.clients}, compared with it alone"
+        small.same(small.row(together, index), alone, what, 1e-7)
 
 
 def padding_is_never_read(part: Part) -> None:
     """What stands beyond a client's samples does not matter."""
     inference, of, broadcast, cohort = _case(part)
-    x = cohort.x.clone()
+    x, y = cohort.x.clone(), cohort.y.clone()
     for index, size in enumerate(cohort.sizes):
         x[index, size:] = 1e3
-    loud = inference.fit(of, broadcast, attrs.evolve(cohort, x=x))
-    small.same(loud, inference.fit(of, broadcast, cohort), "with other padding", 1e-7)
+        y[index, size:] = 2  # the last class
+    loud = inference.fit(of, broadcast, attrs.evolve(cohort, x=x, y=y))
+    what = "with other padding beyond cohort.sizes"
+    small.same(loud, inference.fit(of, broadcast, cohort), what, 1e-7)
 
 
 def order_is_irrelevant(part: Part) -> None:
@@ -154,32 +165,39 @@ def loss_falls(part: Part) -> None:
     of = small.problem(sizes=(24,), sharing="body")
     broadcast, memory = small.begun(inference, of), None
     losses: list[float] = []
-    for round in range(ROUNDS):
-        cohort = small.clients_of(of, inference, memory=memory, round=round)
+    for number in range(ROUNDS):
+        cohort = small.clients_of(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         losses.append(float(result.loss[0]))
-        broadcast = attrs.evolve(broadcast, round=round + 1, start=result.posterior[0])
+        broadcast = attrs.evolve(broadcast, round=number + 1, start=result.posterior[0])
         memory = dict(result.memory)
     if not min(losses[-2:]) < losses[0]:
-        raise AssertionError(f"the loss goes {', '.join(f'{loss:.4f}' for loss in losses)}")
+        shown = ", ".join(f"{loss:.4f}" for loss in losses)
+        raise AssertionError(
+            f"over {ROUNDS} rounds LocalResult.loss goes {shown}: it does not fall"
+        )
 
 
 def memory_survives_storage(part: Part) -> None:
-    """A memory that was written and read continues as if it had stayed; its tensors keep their
-    names and shapes from the first round on."""
+    """A memory that was written and read continues as if it had stayed.
+
+    Its tensors keep their names, shapes and dtypes from the first round on.
+    """
     inference, of, broadcast, cohort = _case(part, sharing="body")
     result = inference.fit(of, broadcast, cohort)
-    shapes = {name: (t.shape, t.dtype) for name, t in result.memory.items()}
-    fresh = {name: (t.shape, t.dtype) for name, t in cohort.memory.items()}
-    if shapes != fresh:
-        raise AssertionError(f"remember() gives {sorted(fresh)}, fit returns {sorted(shapes)}")
+    kept, fresh = small.shapes(result.memory), small.shapes(cohort.memory)
+    if kept != fresh:
+        raise AssertionError(
+            f"remember() gives {fresh}, fit returns the memory {kept}; both must hold the same, "
+            "fit with the client axis first"
+        )
     stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
     following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
-    kept, read = (
+    stayed, read = (
         inference.fit(of, following, small.clients_of(of, inference, memory=memory, round=1))
         for memory in (result.memory, stored)
     )
-    small.same(read, kept, "from a stored memory", 0.0)
+    small.same(read, stayed, "from a stored memory", 0.0)
 
 
 def predictions_are_probabilities(part: Part) -> None:
@@ -198,8 +216,10 @@ def novel_clients_can_predict(part: Part) -> None:
 
 
 def is_exact_on_the_conjugate_problem(part: Part) -> None:
-    """On a linear regression with known noise, each sample seeing one parameter, the posterior is
-    Bayes' own."""
+    """The posterior of a linear regression with known noise is Bayes' own.
+
+    Each sample sees one parameter, so that a product over parameters is exact.
+    """
     noise, seen = 0.5, torch.eye(3, dtype=torch.float64).repeat(4, 1)
     x = seen * torch.randn(12, 1, generator=small.generator(3), dtype=torch.float64)
     y = torch.randn(12, 1, generator=small.generator(4), dtype=torch.float64)
@@ -215,9 +235,7 @@ def is_exact_on_the_conjugate_problem(part: Part) -> None:
     small.same(found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5)
 
 
-def _case(
-    part: Part, sharing: str = "all"
-) -> tuple[LocalInference, Problem, Broadcast, Cohort]:
+def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Broadcast, Cohort]:
     inference, of = small.made(part), small.problem(sharing=sharing)
     return inference, of, small.begun(inference, of), small.clients_of(of, inference)
 
@@ -232,9 +250,12 @@ def _predicted(
 
 def _check(draws: Tensor) -> None:
     if draws.ndim != 4 or draws.shape[0] != 3 or tuple(draws.shape[2:]) != (3, 3):
-        raise AssertionError(f"draws have shape {list(draws.shape)}, not [3, S, 3, 3]")
+        raise AssertionError(
+            f"draws have shape {list(draws.shape)}, not [3 clients, S draws, 3 samples, 3 classes]"
+        )
     if not bool(((draws >= 0) & draws.isfinite()).all()):
         raise AssertionError("draws are not all finite numbers >= 0")
     total = draws.sum(-1)
     if not bool((total - 1).abs().max() <= 1e-6):
-        raise AssertionError(f"probabilities sum to {float(total.flatten()[0]):.6g}")
+        worst = float(total.flatten()[(total - 1).abs().argmax()])
+        raise AssertionError(f"the probabilities of a sample sum to {worst:.6g}, not 1")

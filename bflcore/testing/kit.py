@@ -12,12 +12,16 @@ passes although its failure is expected is an error, so that reasons do not outl
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
+from bflcore.errors import BflError
 from bflcore.options import Component
 
 __all__ = ["Check", "Outcome", "checks", "parametrize_with_checks"]
@@ -41,7 +45,7 @@ MODULES = {
 
 @attrs.frozen
 class Outcome:
-    """What came of a check; `reason` says why it failed, or was expected to."""
+    """What came of a check; `reason` says in one line why it failed, or was expected to."""
 
     state: Literal["ok", "failed", "expected failure"]
     reason: str = ""
@@ -60,14 +64,16 @@ class Check:
         """Run the check; whatever it raises is the part's failure."""
         try:
             self.function()
-        except Exception as error:  # noqa: BLE001 - a stranger's part may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's part may even exit
             if self.expected:
-                return Outcome("expected failure", self.expected)
-            text = " ".join(str(error).split())
-            known = isinstance(error, AssertionError) and text
-            return Outcome("failed", text if known else f"{type(error).__name__}: {text}")
+                return Outcome("expected failure", _line(self.expected))
+            return Outcome("failed", _reason(error, self.part))
         if self.expected:
-            return Outcome("failed", f"passes, but was expected to fail: {self.expected}")
+            return Outcome(
+                "failed",
+                f"passes, but {self.part.__name__}.expected_failures says that it cannot "
+                f"({_line(self.expected)}); remove that entry",
+            )
         return Outcome("ok")
 
 
@@ -81,8 +87,8 @@ def checks(part: Part) -> Iterator[Check]:
         if name not in found:
             asked = "; ".join(found)
             raise ValueError(
-                f"{part.kind} {part.name} expects {name!r} to fail, which is no check of it; "
-                f"checks: {asked}"
+                f"{part.__name__}.expected_failures names {name!r}, which is no check of "
+                f"{part.kind} {part.name}; checks: {asked}"
             )
     for name, function in found.items():
         yield Check(part, name, _bound(function, part), part.expected_failures.get(name, ""))
@@ -102,7 +108,7 @@ def parametrize_with_checks(parts: Iterable[Part]) -> Any:
     cases = [
         pytest.param(
             check,
-            id=f"{part.name}-{check.name.replace(' ', '_')}",
+            id=f"{part.kind}-{part.name}-{check.name.replace(' ', '_')}",
             marks=[pytest.mark.xfail(reason=check.expected, strict=True)] if check.expected else [],
         )
         for part in parts
@@ -125,3 +131,27 @@ def _sentence(function: Function) -> str:
 
 def _bound(function: Function, part: Part) -> Callable[[], None]:
     return lambda: function(part)
+
+
+def _reason(error: BaseException, part: Part) -> str:
+    """Return what a failure says: an assertion its own words, anything else also type and place."""
+    try:
+        text = _line(str(error))
+    except Exception:  # noqa: BLE001 - the stranger's exception cannot even be printed
+        text = ""
+    if text and isinstance(error, AssertionError):
+        return text
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return said if isinstance(error, BflError) else said + _place(error, part)
+
+
+def _place(error: BaseException, part: Part) -> str:
+    """Say which line failed: the last one beside the part's own module, otherwise the last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    module = getattr(sys.modules.get(part.__module__), "__file__", None) or ""
+    own = [frame for frame in frames if Path(frame.filename).parent == Path(module).parent]
+    return "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in (own or frames)[-1:])
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

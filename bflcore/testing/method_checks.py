@@ -19,14 +19,16 @@ __all__ = ["checks_of"]
 Part = type[Method]
 
 
-def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of a method."""
     yield from (parts_exist_and_fit, runs_two_rounds)
 
 
 def parts_exist_and_fit(part: Part) -> None:
-    """Inference, aggregator, weighting and update are installed, fit, and have the options that
-    `defaults` sets."""
+    """Inference, aggregator, weighting and update are installed and fit each other.
+
+    They have the options that `defaults` sets.
+    """
     resolve(_registry(part), part.name, {}, {})
 
 
@@ -38,6 +40,7 @@ def runs_two_rounds(part: Part) -> None:
     known = {option.name for option in options_of(registry.get("inference", part.inference))}
     flags: Any = {
         "rounds": 2,
+        "cohort": 3,  # all of them: a recipe may ask for more than there are here
         "data": {"data": "synthetic", "clients": 3, "train_per_class": 6, "test_per_class": 6},
         "inference": {name: value for name, value in QUICK.items() if name in known},
         "engine": {"workers": 1},
@@ -47,11 +50,12 @@ def runs_two_rounds(part: Part) -> None:
         directory = runs.RunDirectory.create(Path(folder) / "run", prepared, registry)
         summary = runs.execute(prepared, directory)
     if summary["dropped"]:
-        raise AssertionError(f"clients were dropped: {summary['dropped'][0]['reason']}")
+        first = summary["dropped"][0]
+        raise AssertionError(f"client {first['client']} was dropped: {first['reason']}")
     for name in ("nll", "accuracy"):
         value = summary["final"][f"personal.{name}"]["mean"]
         if not math.isfinite(value):
-            raise AssertionError(f"{name} is {value}")
+            raise AssertionError(f"personal.{name} after two rounds is {value}, no number")
 
 
 def _registry(part: Part) -> Registry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ SHAPES = ((4,), (1, 28, 28), (3, 32, 32))  # a table, grey images, colour images
 OUTPUTS = 3
 
 
-def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of a model."""
     yield from (gives_an_output_a_class, has_a_head, has_no_running_buffers, repeats_itself)
 
@@ -31,16 +32,26 @@ def gives_an_output_a_class(part: Part) -> None:
         with torch.no_grad():
             found = network(torch.zeros(2, *shape))
         if tuple(found.shape) != (2, OUTPUTS):
-            raise AssertionError(f"two samples {shape} give {tuple(found.shape)}, not (2, 3)")
+            raise AssertionError(
+                f"two samples {shape} give {tuple(found.shape)}, not (2, {OUTPUTS})"
+            )
 
 
 def has_a_head(part: Part) -> None:
     """`head` names a module with parameters, and is not the whole network."""
     for _, network in _networks(part):
         head = part().head(network)
-        inside = {id(p) for p in network.get_submodule(head).parameters()}
-        if not inside or inside == {id(p) for p in network.parameters()}:
-            raise AssertionError(f"head {head!r} holds {len(inside)} parameters: none, or all")
+        modules = dict(network.named_modules())
+        if head not in modules:
+            raise AssertionError(
+                f"head {head!r} is no module; modules: {', '.join(filter(None, modules))}"
+            )
+        inside, total = (len(list(m.parameters())) for m in (modules[head], network))
+        if inside in {0, total}:
+            raise AssertionError(
+                f"head {head!r} holds {inside} of the network's {total} parameter tensors; it must "
+                "be a part of the network that has some, and not all of them"
+            )
 
 
 def has_no_running_buffers(part: Part) -> None:
@@ -51,13 +62,21 @@ def has_no_running_buffers(part: Part) -> None:
 
 def repeats_itself(part: Part) -> None:
     """The same seed gives the same initialisation."""
-    for (_, first), (_, second) in zip(_networks(part), _networks(part), strict=True):
+    for (shape, first), (_, second) in zip(_networks(part), _built(part), strict=True):
         for one, other in zip(first.parameters(), second.parameters(), strict=True):
             if not torch.equal(one, other):
-                raise AssertionError("the initialisation differs under the same seed")
+                raise AssertionError(
+                    f"the initialisation for samples {shape} differs under the same seed; draw it "
+                    "from torch's global generator, which bfl seeds"
+                )
 
 
-def _networks(part: Part) -> Iterator[tuple[tuple[int, ...], nn.Module]]:
+@lru_cache(maxsize=1)  # a part's checks follow each other, and large networks take long to build
+def _networks(part: Part) -> tuple[tuple[tuple[int, ...], nn.Module], ...]:
+    return tuple(_built(part))
+
+
+def _built(part: Part) -> Iterator[tuple[tuple[int, ...], nn.Module]]:
     """Yield a network for every shape that the model accepts."""
     accepted = False
     for shape in SHAPES:

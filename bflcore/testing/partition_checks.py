@@ -16,7 +16,7 @@ Part = type[Partitioner]
 CLIENTS, SAMPLES = 4, 240
 
 
-def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
+def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of a partition."""
     yield from (inputs_stay_untouched, every_client_gets_samples, nobody_shares_a_sample)
     yield depends_on_its_generator_alone
@@ -28,14 +28,14 @@ def inputs_stay_untouched(part: Part) -> None:
     part().assign(data, CLIENTS, np.random.default_rng(0))
     for name in ("x", "y", "client"):
         if not np.array_equal(getattr(data, name), getattr(fresh, name)):
-            raise AssertionError(f"{name} was changed")
+            raise AssertionError(f"the data's {name} was changed in place")
 
 
 def every_client_gets_samples(part: Part) -> None:
     """There is one share a client, and none is empty."""
     sizes = [len(share) for share in _shares(part)]
     if len(sizes) != CLIENTS or min(sizes) == 0:
-        raise AssertionError(f"{CLIENTS} clients get shares of {sizes} samples")
+        raise AssertionError(f"{CLIENTS} clients get shares of {sizes} samples; none may be empty")
 
 
 def nobody_shares_a_sample(part: Part) -> None:
@@ -49,12 +49,17 @@ def nobody_shares_a_sample(part: Part) -> None:
 
 def depends_on_its_generator_alone(part: Part) -> None:
     """The same generator gives the same shares, whatever numpy's global state is."""
-    np.random.seed(1)  # noqa: NPY002 - what must not matter
-    first = _shares(part)
-    np.random.seed(2)  # noqa: NPY002
-    for one, other in zip(first, _shares(part), strict=True):
+    kept = np.random.get_state()  # noqa: NPY002 - what must not matter
+    try:
+        np.random.seed(1)  # noqa: NPY002
+        first = _shares(part)
+        np.random.seed(2)  # noqa: NPY002
+        second = _shares(part)
+    finally:
+        np.random.set_state(kept)  # noqa: NPY002
+    for one, other in zip(first, second, strict=True):
         if not np.array_equal(one, other):
-            raise AssertionError("the same generator gives other shares")
+            raise AssertionError("the same generator gives other shares; draw from `rng` alone")
 
 
 def _shares(part: Part) -> list[Integers]:

@@ -38,7 +38,7 @@ def inputs_stay_untouched(family: Family) -> None:
     q.split(of.layout)
     q.fault()
     for thing, copy in zip((q, p, {"noise": noise}), before, strict=True):
-        small.same(thing, copy, "an input was changed", 0.0)
+        small.same(thing, copy, "an input was changed in place", 0.0)
 
 
 def packing_inverts(family: Family) -> None:
@@ -70,14 +70,16 @@ def valid_posteriors_have_no_fault(family: Family) -> None:
 
 
 def values_that_are_not_finite_are_a_fault(family: Family) -> None:
-    """NaN in any field is noticed before it may touch the server."""
+    """NaN or infinity in any field is noticed before it may touch the server."""
     packed = _pair(family)[0][0].pack()
     for name, tensor in packed.items():
-        broken = tensor.clone().flatten()
-        broken[0] = float("nan")
-        wrong = family.unpack(packed | {name: broken.view_as(tensor)})
-        if not wrong.fault():
-            raise AssertionError(f"fault() does not notice NaN in {name}")
+        for value in ("nan", "inf"):
+            broken = tensor.clone().flatten()
+            broken[0] = float(value)
+            if not family.unpack(packed | {name: broken.view_as(tensor)}).fault():
+                raise AssertionError(
+                    f"fault() does not notice {value} in {name}; begin with super().fault()"
+                )
 
 
 def keeps_the_dtype(family: Family) -> None:
@@ -86,7 +88,9 @@ def keeps_the_dtype(family: Family) -> None:
     noise = torch.randn(3, q.mean.shape[-1], generator=small.generator())
     for name, result in (("sample", q.sample(noise)), ("kl", q.kl(p)), ("mean", q.mean)):
         if result.dtype != torch.float32:
-            raise AssertionError(f"{name} of a float32 posterior is {result.dtype}")
+            raise AssertionError(
+                f"{name} of a float32 posterior is {result.dtype}; compute in its own dtype"
+            )
 
 
 def divergence_is_never_negative(family: Family) -> None:
@@ -96,9 +100,9 @@ def divergence_is_never_negative(family: Family) -> None:
     if apart.shape != (3,):
         raise AssertionError(f"kl of 3 clients has shape {tuple(apart.shape)}, not (3,)")
     if not bool((apart >= 0).all()):
-        raise AssertionError(f"KL(q || p) is {apart.tolist()}")
+        raise AssertionError(f"KL(q || p) of 3 clients is {apart.tolist()}, not all >= 0")
     if not bool((none.abs() <= 1e-9).all()):
-        raise AssertionError(f"KL(q || q) is {none.tolist()}")
+        raise AssertionError(f"KL(q || q) of 3 clients is {none.tolist()}, not 0")
 
 
 def samples_have_the_mean(family: Family) -> None:
@@ -123,7 +127,9 @@ def divergence_is_that_of_the_densities(family: Family) -> None:
         draws
     )
     error = ERRORS * gap.std() / DRAWS**0.5 + 1e-9
-    _within(gap.mean() - q.kl(p)[0], error, "mean of log q - log p against kl")
+    _within(
+        gap.mean() - q.kl(p)[0], error, "mean of log q - log p over samples from q, against q.kl(p)"
+    )
 
 
 def _pair(family: Family) -> tuple[Posterior, Posterior]:
@@ -132,13 +138,12 @@ def _pair(family: Family) -> tuple[Posterior, Posterior]:
 
 
 def _samples(q: Posterior) -> torch.Tensor:
-    noise = torch.randn(
-        DRAWS, q.mean.shape[-1], generator=small.generator(7), dtype=torch.float64
-    )
-    return q.map(lambda tensor: tensor.expand(DRAWS, -1)).sample(noise)
+    noise = torch.randn(DRAWS, q.mean.shape[-1], generator=small.generator(7), dtype=torch.float64)
+    return q.map(lambda tensor: tensor.expand(DRAWS, *tensor.shape[1:])).sample(noise)
 
 
 def _within(difference: torch.Tensor, allowed: torch.Tensor, what: str) -> None:
-    excess = difference.abs() - allowed
+    excess = (difference.abs() - allowed).nan_to_num(nan=torch.inf)
     if not bool((excess <= 0).all()):
-        raise AssertionError(f"{what}: off by {float(difference.flatten()[excess.argmax()]):.3g}")
+        off = float(difference.flatten()[excess.argmax()])
+        raise AssertionError(f"{what}: off by {off:.3g}, more than chance explains")

@@ -27,10 +27,13 @@ __all__ = [
     "clients_of",
     "copied",
     "different",
+    "families",
     "generator",
     "made",
     "problem",
+    "row",
     "same",
+    "shapes",
     "tensors",
 ]
 
@@ -159,6 +162,14 @@ def different(found: Any, expected: Any, tolerance: float = 0.0) -> str:
     return ""
 
 
+def shapes(thing: Any) -> dict[str, str]:
+    """Return dtype and shape of every tensor inside `thing`, to be compared and shown."""
+    kinds = {
+        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors(thing).items()
+    }
+    return {name: f"{kinds[name]} {list(t.shape)}" for name, t in tensors(thing).items()}
+
+
 def row(result: LocalResult, index: int) -> LocalResult:
     """Return one client's part of a result."""
     return result.select([index])
@@ -169,4 +180,10 @@ def families(part: Any) -> list[type[Posterior]]:
     from bflcore.registry import load_registry
 
     installed: Any = load_registry().all("posterior")
-    return [family for family in installed if not part.families or family.name in part.families]
+    known = [family for family in installed if not part.families or family.name in part.families]
+    if not known:  # nothing to check would look like nothing wrong
+        raise AssertionError(
+            f"families are {part.families}, of which none is installed; installed: "
+            f"{', '.join(family.name for family in installed)}"
+        )
+    return known

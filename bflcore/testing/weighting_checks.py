@@ -31,7 +31,7 @@ def inputs_stay_untouched(part: Part) -> None:
         before = small.copied(posteriors, {"n": examples}, broadcast)
         part().weigh(posteriors, examples, broadcast)
         for thing, copy in zip((posteriors, {"n": examples}, broadcast), before, strict=True):
-            small.same(thing, copy, "an input was changed", 0.0)
+            small.same(thing, copy, "an input was changed in place", 0.0)
 
 
 def weights_make_sense(part: Part) -> None:
@@ -39,7 +39,9 @@ def weights_make_sense(part: Part) -> None:
     for posteriors, examples, broadcast in _cases(part):
         weights = part().weigh(posteriors, examples, broadcast)
         if weights.dtype != torch.float64:
-            raise AssertionError(f"weights are {weights.dtype}, not float64")
+            raise AssertionError(
+                f"weights are {weights.dtype}, not float64; return weights.double()"
+            )
         check_weights(weights, len(examples))
 
 
@@ -49,14 +51,16 @@ def order_is_carried_through(part: Part) -> None:
     for posteriors, examples, broadcast in _cases(part):
         there = _shares(part, posteriors[order], examples[order], broadcast)
         here = _shares(part, posteriors, examples, broadcast)
-        small.same({"w": there}, {"w": here[order]}, "weights in another order")
+        small.same({"w": there}, {"w": here[order]}, "weights of clients in another order")
 
 
 def identical_clients_weigh_the_same(part: Part) -> None:
     """Equal posteriors of equally many examples count equally."""
     for posteriors, examples, broadcast in _cases(part):
         found = _shares(part, posteriors[[0, 0, 0]], examples[[0, 0, 0]], broadcast)
-        small.same({"w": found}, {"w": torch.full((3,), 1 / 3).double()}, "weights", 1e-6)
+        small.same(
+            {"w": found}, {"w": torch.full((3,), 1 / 3).double()}, "shares of the same", 1e-6
+        )
 
 
 def a_client_is_weighed_alone(part: Part) -> None:
@@ -66,11 +70,15 @@ def a_client_is_weighed_alone(part: Part) -> None:
         alone = torch.cat(
             [part().weigh(posteriors[[k]], examples[[k]], broadcast) for k in range(3)]
         )
-        small.same({"w": alone}, {"w": together}, "weights of clients alone")
+        small.same(
+            {"w": alone},
+            {"w": together},
+            "weights of clients alone, which are others together (then declare local = False)",
+        )
 
 
 def _shares(part: Part, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
-    weights = part().weigh(posteriors, examples, broadcast)
+    weights = part().weigh(posteriors, examples, broadcast).double()
     return weights / weights.sum()
 
 

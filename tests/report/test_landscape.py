@@ -47,7 +47,7 @@ def test_a_plane_goes_through_its_networks_with_the_figures_they_have(run):
 
 
 def test_a_run_without_a_checkpoint_says_so(run, capsys):
-    (run / "checkpoint" / "server.safetensors").unlink()
+    (run / "checkpoint" / "000002.safetensors").unlink()
     with pytest.raises(SystemExit) as end:
         main(["report", str(run), "--landscape"])
     assert end.value.code == 2

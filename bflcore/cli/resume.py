@@ -1,0 +1,47 @@
+"""``bfl resume``: continue a run exactly where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bflcore.cli.run import JSON, QUIET, carry_out, missing_method
+from bflcore.errors import RunError
+from bflcore.experiment import read, resolve
+from bflcore.registry import load_registry
+
+__all__ = ["commands"]
+
+
+@click.command("resume")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Go on even if data, versions or settings changed.")
+@QUIET
+@JSON
+def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
+    """Continue the run in the folder RUN exactly where it stopped."""
+    from bflcore import runs
+
+    registry = load_registry()
+    directory = runs.RunDirectory.open(run)
+    file = read(run / "experiment.toml")
+    method = file.get("method") or missing_method(str(run / "experiment.toml"))
+    prepared = runs.prepare(resolve(registry, method, file, {}))
+    reached = directory.checkpoints.reached or 0
+    changes = directory.changes(prepared, registry)
+    if changes and not force:
+        raise RunError(
+            f"{run} would not go on as it began: {'; '.join(changes)}; restore that, or add "
+            "--force to go on nevertheless"
+        )
+    if reached >= prepared.experiment.run.rounds and (run / "summary.json").exists():
+        click.echo(f"{run} is finished: {reached} rounds; bfl report {run} draws it")
+        return
+    if changes:
+        directory.note_changes(changes, prepared, registry, reached)
+        click.echo(f"going on although {'; '.join(changes)}", err=True)
+    carry_out(prepared, directory, quiet=quiet, as_json=as_json)
+
+
+commands = (resume,)

@@ -1,0 +1,113 @@
+"""Simulated faults: clients that never reply, and clients that send garbage.
+
+Who fails, when and how is drawn from streams of the run's seed: a study of robustness can be
+repeated, and a resumed one goes on with the same faults.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from bflcore.engines.base import Evaluation, Session
+from bflcore.errors import ClientError
+from bflcore.randomness import numpy_stream
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from bflcore.inference import Broadcast, LocalResult
+
+__all__ = ["GARBAGE", "Unreliable", "unreliable"]
+
+HUGE = 1e30
+
+
+def _negative_variance(name: str, tensor: Tensor) -> Tensor:
+    return -1 - tensor.abs() if name.endswith("variance") else tensor
+
+
+# What a corrupted client makes of each tensor of its posterior.
+GARBAGE: dict[str, Callable[[str, Tensor], Tensor]] = {
+    "not a number": lambda _, tensor: tensor * float("nan"),
+    "wrong shape": lambda _, tensor: tensor.repeat_interleave(2, dim=-1),
+    "huge": lambda _, tensor: tensor.sign() * HUGE + HUGE,
+    "negative variance": _negative_variance,  # last: only families with a variance have it
+}
+
+
+def unreliable(session: Session, seed: int, drop_out: float, corrupt: float) -> Session:
+    """Return the session, with faults where a probability is above 0."""
+    return Unreliable(session, seed, drop_out, corrupt) if drop_out or corrupt else session
+
+
+@attrs.frozen(eq=False)
+class Unreliable(Session):
+    """A session whose clients fail at random in training; evaluation reaches all of them."""
+
+    session: Session
+    seed: int
+    drop_out: float
+    corrupt: float
+
+    @property
+    def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """The memories of the session."""
+        return self.session.memories
+
+    def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Hand memories to the session."""
+        self.session.restore(memories)
+
+    def fit(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[LocalResult | ClientError]:
+        """Fit those who did not drop out, and spoil what the corrupted ones send."""
+        lost = [c for c in clients if self._draw(broadcast, c, "drop-out").random() < self.drop_out]
+        errors = (ClientError(client, "fit", "it dropped out (--drop-out)") for client in lost)
+        others = [client for client in clients if client not in lost]
+        replies = self._replies(broadcast, others) if others else iter(())
+        yield from heapq.merge(errors, replies, key=_client)
+
+    def remember(self, result: LocalResult) -> None:
+        """Hand the result to the session."""
+        self.session.remember(result)
+
+    def evaluate(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Evaluation | ClientError]:
+        """Evaluate as the session does."""
+        yield from self.session.evaluate(broadcast, clients)
+
+    def _replies(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[LocalResult | ClientError]:
+        for reply in self.session.fit(broadcast, clients):
+            if isinstance(reply, ClientError):
+                yield reply
+                continue
+            for row, client in enumerate(reply.clients):
+                draw = self._draw(broadcast, client, "corruption")
+                alone = reply.select([row])
+                yield _spoilt(alone, draw) if draw.random() < self.corrupt else alone
+
+    def _draw(self, broadcast: Broadcast, client: int, purpose: str) -> np.random.Generator:
+        return numpy_stream(self.seed, broadcast.round, client, purpose)
+
+
+def _spoilt(result: LocalResult, draw: np.random.Generator) -> LocalResult:
+    packed = result.posterior.pack()
+    kinds = list(GARBAGE.values())
+    if not any(name.endswith("variance") for name in packed):
+        kinds.pop()
+    spoil = kinds[int(draw.integers(len(kinds)))]
+    posterior = result.posterior.unpack({name: spoil(name, t) for name, t in packed.items()})
+    return attrs.evolve(result, posterior=posterior)
+
+
+def _client(reply: LocalResult | ClientError) -> int:
+    return reply.client if isinstance(reply, ClientError) else reply.clients[0]

@@ -1,0 +1,487 @@
+"""Runs that are killed and go on: the same numbers, to the bit, as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from builders import gaussian, normal
+from safetensors.torch import save_file
+
+from bflcore import Broadcast, Gaussian
+from bflcore.checkpoint import Checkpoints
+from bflcore.cli import main
+from bflcore.errors import RunError
+from bflcore.experiment import resolve
+from bflcore.options import options_of
+from bflcore.registry import load_registry
+from bflcore.run_directory import RunDirectory
+from bflcore.runs import execute, prepare
+
+ROUNDS = 6
+TINY = (
+    *("--data", "synthetic", "--partition", "natural", "--clients", "3", "--workers", "1"),
+    *("--rounds", str(ROUNDS), "--eval-every", "2"),
+    *("-o", "dataset.owners=3", "-o", "dataset.samples=20", "-o", "dataset.features=6"),
+    *("-o", "dataset.classes=3", "-o", "model.hidden=5"),
+)
+QUICK = {"local_epochs": 1, "head_epochs": 1, "steps": 1}
+METHODS = [part.name for part in load_registry().all("method")]
+
+
+@pytest.fixture
+def bfl(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder; return exit status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+def inference_of(method):
+    return load_registry().get("method", method).inference
+
+
+def quick(method):
+    """Return the flags that make a method's training short."""
+    known = options_of(load_registry().get("inference", inference_of(method)))
+    names = {field.name for field in known} & QUICK.keys()
+    return [word for name in names for word in ("-o", f"inference.{name}={QUICK[name]}")]
+
+
+def checkpoint(folder):
+    """Return the newest checkpoint's tensors, server and clients, as bytes by name."""
+    from safetensors import safe_open
+
+    store = folder / "checkpoint"
+    newest = max(p for p in store.glob("*.safetensors") if p.stem.isdecimal())
+    tensors = {}
+    with safe_open(newest, "pt") as file:
+        header = json.loads(file.metadata()["bflcore"])
+        tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for client, number in header["memories"].items():
+        with safe_open(store / f"{number:06d}.clients.safetensors", "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if name.startswith(f"{client}."):
+                    tensors[name] = file.get_tensor(name)
+    return header["round"], {name: t.numpy().tobytes() for name, t in tensors.items()}
+
+
+def records(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def summary(folder):
+    found = json.loads((folder / "summary.json").read_text())
+    del found["seconds"]
+    return found
+
+
+def same(found, expected):
+    assert repr(records(found)) == repr(records(expected))  # repr: a NaN equals itself
+    assert checkpoint(found) == checkpoint(expected)
+    assert repr(summary(found)) == repr(summary(expected))
+    assert (found / "evaluation.json").read_text() == (expected / "evaluation.json").read_text()
+
+
+class Killed(BaseException):
+    """Ends a run on the spot, as a kill does, but for this process."""
+
+
+def stopped_at(monkeypatch, where, after):
+    """Make the method `where` of `RunDirectory` or `Checkpoints` raise at its call `after`."""
+    owner, name = where
+    calls, original = [], getattr(owner, name)
+
+    def stop(self, *arguments, **named):
+        calls.append(name)
+        if len(calls) > after:
+            raise Killed
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(owner, name, stop)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_on_bit_for_bit(tmp_path, monkeypatch, method):
+    registry = load_registry()
+    known = {field.name for field in options_of(registry.get("inference", inference_of(method)))}
+    flags = {
+        "rounds": 4,
+        "eval_every": 2,
+        "cohort": 2,
+        "seed": 3,
+        "data": {"data": "synthetic", "partition": "natural", "clients": 3},
+        "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
+        "model": {"hidden": (5,)},
+        "inference": {name: value for name, value in QUICK.items() if name in known},
+        "engine": {"workers": 1},
+    }
+    prepared = prepare(resolve(registry, method, {}, flags))
+    whole = RunDirectory.create(tmp_path / "whole", prepared, registry)
+    cut = RunDirectory.create(tmp_path / "cut", prepared, registry)
+    execute(prepared, whole)
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (Checkpoints, "write"), 3)  # the start and two rounds
+        with pytest.raises(Killed):
+            execute(prepared, cut)
+    assert checkpoint(cut.path)[0] == 2
+    execute(prepare(resolve(registry, method, {}, flags)), cut)
+    same(cut.path, whole.path)
+
+
+STOPS = {
+    "before the first checkpoint": ((Checkpoints, "write"), 0),
+    "between a line of metrics and its checkpoint": ((Checkpoints, "write"), 2),
+    "before a line of metrics": ((RunDirectory, "append"), 2),
+    "between the last checkpoint and the summary": ((Checkpoints, "__exit__"), 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("stop", "every"), [*((stop, 1) for stop in STOPS), ("before a line of metrics", 4)]
+)
+def test_wherever_it_stopped_a_run_goes_on_with_its_counters(
+    bfl, tmp_path, monkeypatch, stop, every
+):
+    words = (
+        *("run", "bpfed", *TINY, *quick("bpfed"), "--quiet", "--log", "csv", "--drop-out", "0.2"),
+        *("--corrupt", "0.3", "--pretrain", "0.2", "--checkpoint-every", every),
+    )
+    assert bfl(*words, "--out", "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        stopped_at(patch, *STOPS[stop])
+        with pytest.raises(Killed):
+            main([*map(str, words), "--out", "cut"])
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "train.lo')
+    assert bfl("resume", "cut", "--quiet") == (0, "", "")
+    same(tmp_path / "cut", tmp_path / "whole")
+    dropped = summary(tmp_path / "cut")["dropped"]
+    assert {d["reason"] == "it dropped out (--drop-out)" for d in dropped} == {True, False}
+    ours, theirs = (
+        [line.split(",seconds")[0].split(",")[:2] for line in path.read_text().splitlines()]
+        for path in (tmp_path / name / "metrics.csv" for name in ("cut", "whole"))
+    )
+    assert ours == theirs
+
+
+def kill_and_resume(folder, words, kills, seed):
+    """Kill -9 the run at random moments until it has been killed `kills` times; let it finish."""
+    draw = random.Random(seed)
+    command, landed = [*words, "--out", str(folder)], 0
+    for _ in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bflcore.cli", *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=folder.parent,
+        )
+        while not (folder / "environment.json").exists() and process.poll() is None:
+            time.sleep(0.01)
+        if command[0] == "resume":  # starting takes long; kills shall land in the rounds
+            before = sorted((folder / "checkpoint").glob("*"))
+            while sorted((folder / "checkpoint").glob("*")) == before and process.poll() is None:
+                time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.4))
+        process.kill()
+        landed += process.wait() == -signal.SIGKILL
+        process.stderr.close()
+        command = ["resume", str(folder)]
+    return landed
+
+
+def kills_change_nothing(bfl, tmp_path, method, kills):
+    words = [
+        "run",
+        method,
+        *TINY,
+        *quick(method),
+        "--rounds",
+        "60",
+        "--workers",
+        "2",
+        "--seed",
+        "1",
+    ]
+    assert bfl(*words, "--out", "whole", "--quiet")[0] == 0
+    landed = kill_and_resume(tmp_path / "cut", words, kills, seed=kills)
+    assert landed, "no kill came before the end"
+    bfl("resume", "cut", "--quiet")
+    same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_kills_at_random_moments_change_nothing(bfl, tmp_path):
+    kills_change_nothing(bfl, tmp_path, "bpfed", 3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_kills_at_random_moments_change_nothing(bfl, tmp_path, method):
+    kills_change_nothing(bfl, tmp_path, method, 20)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run; copy it before you change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.raises(SystemExit) as end:
+        main(["run", "bpfed", *TINY, *quick("bpfed"), "--quiet", "--out", str(folder / "run")])
+    assert end.value.code == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A finished run without its summary: what a kill at the end leaves."""
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    return tmp_path / "run"
+
+
+def newest(folder):
+    return folder / "checkpoint" / f"{ROUNDS:06d}.safetensors"
+
+
+def refused(bfl, *words):
+    status, out, err = bfl("resume", *words)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_finished_run_says_so(bfl, finished):
+    status, out, _ = bfl("resume", finished)
+    assert status == 0
+    assert f"is finished: {ROUNDS} rounds" in out
+
+
+def damage_truncate(path):
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def damage_header(path):
+    path.write_bytes(path.read_bytes()[:6])
+
+
+class Trap:
+    """Leaves a trace when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+def damage_pickle(path):
+    path.write_bytes(pickle.dumps(Trap()))
+
+
+def damage_torch(path):
+    torch.save({"start.mean": torch.zeros(3), "trap": Trap()}, path)
+
+
+def damage_foreign(path):
+    save_file({"start.mean": torch.zeros(3)}, path)
+
+
+def damage_format(path):
+    save_file({}, path, {"bflcore": json.dumps({"format": 99})})
+
+
+def damage_fields(path):
+    save_file({}, path, {"bflcore": json.dumps({"format": 1, "round": "x", "memories": []})})
+
+
+def damage_gone(path):
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = [
+    *(damage_truncate, damage_header, damage_pickle, damage_torch, damage_foreign),
+    *(damage_format, damage_fields, damage_gone),
+]
+
+
+@pytest.mark.parametrize("part", ["", ".clients"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
+def test_a_damaged_checkpoint_is_refused_in_one_line(bfl, tmp_path, run, damage, part):
+    path = newest(run).with_name(f"{ROUNDS:06d}{part}.safetensors")
+    damage(path)
+    if part and damage in (damage_foreign, damage_format, damage_fields):
+        save_file({"no.client": torch.zeros(1)}, path)
+    message = refused(bfl, run)
+    assert "checkpoint" in message
+    assert "run it again" in message
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_changed_data_is_refused_and_forced(bfl, tmp_path, run):
+    environment = run / "environment.json"
+    known = json.loads(environment.read_text())
+    known["fingerprints"]["the data or its partition"] = "other"
+    known["distributions"]["bfl-bpfed"] = "0.0.1"
+    known["distributions"]["bfl-tdamp"] = "0.0.1"  # not used: no matter
+    environment.write_text(json.dumps(known))
+    message = refused(bfl, run)
+    assert "bfl-bpfed was 0.0.1 and is" in message
+    assert "the data or its partition changed" in message
+    assert "bfl-tdamp" not in message
+    assert "--force" in message
+    status, _, err = bfl("resume", run, "--force", "--quiet")
+    assert status == 0
+    assert "going on although bfl-bpfed was 0.0.1" in err
+    forced = json.loads(environment.read_text())["forced"]
+    assert [entry["round"] for entry in forced] == [ROUNDS]
+    (run / "summary.json").unlink()
+    assert bfl("resume", run, "--quiet") == (0, "", "")  # what was forced once is known now
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [("rounds = 6", "rounds = 8", False), ("workers = 1", "workers = 2", True)],
+)
+def test_settings_that_decide_results_must_not_change(bfl, run, old, new, kept):
+    file = run / "experiment.toml"
+    file.write_text(file.read_text().replace(old, new))
+    if kept:
+        assert bfl("resume", run, "--quiet") == (0, "", "")
+    else:
+        assert "experiment.toml changed" in refused(bfl, run)
+        assert bfl("resume", run, "--quiet", "--force")[0] == 0
+        assert summary(run)["rounds"] == 8
+
+
+def test_lost_metrics_are_noticed(bfl, run):
+    (run / "metrics.jsonl").write_text("")
+    assert "0 of 3 evaluated rounds" in refused(bfl, run)
+
+
+def test_a_run_that_goes_on_is_left_alone(bfl, run):
+    with RunDirectory(run).held():
+        assert "is in use" in refused(bfl, run)
+    assert bfl("resume", run, "--quiet") == (0, "", "")
+
+
+def test_what_is_no_run_is_refused(bfl, tmp_path, run):
+    assert "is no run directory" in refused(bfl, tmp_path)
+    (run / "environment.json").unlink()
+    assert "environment.json is missing" in refused(bfl, run)
+
+
+def test_too_few_clients_leave_a_run_that_can_go_on(bfl, tmp_path):
+    words = ("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--drop-out", "0.3")
+    status, _, err = bfl(*words, "--min-clients", "3", "--out", "cut")
+    assert status == 2
+    assert "3 are needed (--min-clients)" in err
+    assert "bfl resume cut goes on from there" in err
+    assert err.count("\n") == 1
+    file = tmp_path / "cut" / "experiment.toml"
+    file.write_text(file.read_text().replace("min_clients = 3", "min_clients = 1"))
+    assert bfl("resume", "cut", "--quiet")[0] == 0
+    assert bfl(*words, "--out", "whole")[0] == 0
+    same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_an_interruption_says_how_to_go_on(bfl, tmp_path, monkeypatch):
+    original = RunDirectory.append
+
+    def interrupt(self, record):
+        if record["round"] == 4:
+            raise KeyboardInterrupt
+        original(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append", interrupt)
+        status, _, err = bfl("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--out", "cut")
+    assert status == 130
+    assert "interrupted after 3 rounds; bfl resume cut goes on from there" in err
+    assert bfl("resume", "cut", "--quiet") == (0, "", "")
+
+
+def broadcast(number, shift=0.0):
+    start = gaussian(4, seed=number)
+    return Broadcast(number, start, Gaussian(start.mean + shift, start.variance), {})
+
+
+def test_a_checkpoint_gives_back_what_it_took(tmp_path):
+    memories = {
+        7: {"a.b": normal(3), "count": torch.tensor(5), "mask": torch.tensor([True, False])},
+        11: {},
+    }
+    sent = Broadcast(3, gaussian(4), gaussian(4, seed=9), {"noise": torch.tensor(0.25)})
+    with Checkpoints(tmp_path / "checkpoint") as store:
+        store.write(sent, memories, {"x": 0.1})
+    back = Checkpoints(tmp_path / "checkpoint").read(Gaussian)
+    assert back.state == {"x": 0.1}
+    assert back.broadcast.round == 3
+    assert torch.equal(back.broadcast.prior.variance, sent.prior.variance)
+    assert torch.equal(back.broadcast.hyper["noise"], sent.hyper["noise"])
+    assert back.memories.keys() == memories.keys()
+    for name, tensor in memories[7].items():
+        assert torch.equal(back.memories[7][name], tensor)
+
+
+def test_a_prior_that_is_the_start_is_stored_once(tmp_path):
+    start = gaussian(4)
+    with Checkpoints(tmp_path / "checkpoint") as store:
+        store.write(Broadcast(1, start, start), {}, {})
+    back = Checkpoints(tmp_path / "checkpoint").read(Gaussian).broadcast
+    assert back.prior is back.start
+
+
+def test_only_memories_that_changed_are_written_and_little_is_kept(tmp_path):
+    folder, draw = tmp_path / "checkpoint", random.Random(0)
+    memories = {client: {"m": normal(4, seed=client)} for client in range(10)}
+    with Checkpoints(folder) as store:
+        store.write(broadcast(0), memories, {})
+    for number in range(1, 40):
+        for client in draw.sample(range(10), 2):
+            memories[client] = {"m": normal(4, seed=100 * number + client)}
+        with Checkpoints(folder) as store:  # as a resumed run does
+            held = store.read(Gaussian).memories
+            held |= {c: m for c, m in memories.items() if not torch.equal(m["m"], held[c]["m"])}
+            store.write(broadcast(number), held, {})
+        found = Checkpoints(folder).read(Gaussian)
+        assert all(torch.equal(found.memories[c]["m"], m["m"]) for c, m in memories.items())
+        sizes = [len(_keys(path)) for path in folder.glob("*.clients.safetensors")]
+        assert sum(sizes) <= 20
+        assert min(sizes) <= 2 or sizes == [10]
+        assert len([p for p in folder.iterdir() if p.stem.isdecimal()]) == 1
+
+
+def _keys(path):
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+    (tmp_path / "checkpoint").write_text("a file where the folder should be")
+    store = Checkpoints(tmp_path / "checkpoint")
+    with pytest.raises(RunError, match="the checkpoint cannot be written"), store:
+        store.write(broadcast(0), {}, {})
+
+
+def test_nothing_that_a_run_keeps_is_a_pickle(finished):
+    for path in Path(finished).rglob("*"):
+        if path.is_file():
+            assert path.suffix in {".toml", ".json", ".jsonl", ".npz", ".html", ".safetensors"}

@@ -1,0 +1,282 @@
+"""Whatever a client sends: it is refused by name, and the others' posterior stays what it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+
+import attrs
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from builders import gaussian, problem, reply
+from hypothesis import given, settings
+
+from bflcore import (
+    Average,
+    Broadcast,
+    Equal,
+    Examples,
+    Fixed,
+    HyperUpdate,
+    Map,
+    Point,
+    Variational,
+    component,
+)
+from bflcore.engines.base import Session
+from bflcore.engines.faults import GARBAGE, unreliable
+from bflcore.engines.local import Local
+from bflcore.rounds import Recipe, begin, run_round
+
+SIZE = 5
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+
+
+class Replies(Session):
+    """Clients whose replies are known beforehand."""
+
+    def __init__(self, replies):
+        self.replies = replies
+
+    def fit(self, broadcast, clients):
+        yield from self.replies
+
+    def remember(self, result):
+        pass
+
+    def evaluate(self, broadcast, clients):
+        return iter(())
+
+
+@component
+class Noise(HyperUpdate):
+    """Keeps the mean of a statistic ``noise`` of three numbers."""
+
+    name = "noise"
+    families = ()
+
+    def summarise(self, result, weights, broadcast):
+        if result.statistics["noise"].shape[1:] != (3,):
+            raise ValueError("noise is not three numbers")
+        return {"noise": result.statistics["noise"].sum(0)}
+
+    def update(self, broadcast, fused, total):
+        return attrs.evolve(broadcast, round=broadcast.round + 1, start=fused, hyper=total)
+
+
+def honest(client, dtype=torch.float32):
+    noise = torch.full((1, 3), 0.5 + client, dtype=dtype)
+    posterior = gaussian(1, SIZE, seed=client, dtype=dtype)
+    return reply([client], posterior, statistics={"noise": noise})
+
+
+SENT = Broadcast(
+    0, gaussian(SIZE, seed=50, dtype=torch.float32), gaussian(SIZE, dtype=torch.float32)
+)
+RECIPE = Recipe(Variational(), Average(), Examples(), Noise())
+
+
+def outcome(replies):
+    done = run_round(RECIPE, Replies(replies), SENT, (0, 1, 2))
+    return done, {**done.broadcast.start.pack(), **done.broadcast.hyper}
+
+
+def changed(result, field, value):
+    """Return the result with another value of one of its fields, wherever that is."""
+    if field in ("mean", "variance"):
+        return attrs.evolve(result, posterior=attrs.evolve(result.posterior, **{field: value}))
+    if field == "noise":
+        return attrs.evolve(result, statistics={"noise": value})
+    if field == "kept":
+        return attrs.evolve(result, memory={"kept": value})
+    return attrs.evolve(result, **{field: value})
+
+
+FLOATS = ("mean", "variance", "noise", "kept", "loss")
+BAD = [float("nan"), float("inf"), -float("inf"), 1e16, -3e38]
+NEGATIVE = [-1e-45, -1e-30, -1.0, -1e10]
+SUBNORMAL = [1e-45, 1e-40, 1.1e-38]
+
+
+@st.composite
+def malformed(draw, client):
+    """A result of one client that is wrong in one respect, drawn by its structure."""
+    good = attrs.evolve(honest(client), memory={"kept": torch.ones(1, 4)})
+    values = {
+        **{name: getattr(good.posterior, name) for name in ("mean", "variance")},
+        "noise": good.statistics["noise"],
+        "kept": good.memory["kept"],
+        "loss": good.loss,
+        "examples": good.examples,
+    }
+    kind = draw(
+        st.sampled_from(
+            [
+                "value",
+                "negative",
+                "subnormal",
+                "shape",
+                "dtype",
+                "lost",
+                "named",
+                "examples",
+                "family",
+                "no tensor",
+            ]
+        )
+    )
+    if kind in ("value", "negative", "subnormal"):
+        field = draw(st.sampled_from(FLOATS)) if kind == "value" else "variance"
+        allowed = {"value": BAD, "negative": NEGATIVE, "subnormal": SUBNORMAL}[kind]
+        wrong = values[field].clone()
+        wrong.view(-1)[draw(st.integers(0, wrong.numel() - 1))] = draw(st.sampled_from(allowed))
+        return changed(good, field, wrong)
+    if kind == "shape":
+        field = draw(st.sampled_from([name for name in values if name != "kept"]))
+        shape = draw(
+            st.lists(st.integers(0, 6), max_size=3)
+            .map(tuple)
+            .filter(lambda s: s != tuple(values[field].shape))
+        )
+        return changed(good, field, torch.ones(shape, dtype=values[field].dtype))
+    if kind == "dtype":
+        field = draw(st.sampled_from(["mean", "variance", "loss", "examples"]))
+        others = {torch.float64, torch.float16, torch.int64, torch.bool} - {values[field].dtype}
+        allowed = [d for d in others if (field, d.is_floating_point) != ("loss", True)]
+        return changed(
+            good, field, values[field].to(draw(st.sampled_from(sorted(allowed, key=str))))
+        )
+    if kind == "lost":
+        return attrs.evolve(good, statistics={})
+    if kind == "named":
+        return attrs.evolve(good, statistics={draw(st.text(max_size=5)): values["noise"]})
+    if kind == "examples":
+        count = draw(st.sampled_from([0, -1, -(2**63), 2**62]))
+        return changed(good, "examples", torch.tensor([count]))
+    if kind == "family":
+        return attrs.evolve(
+            good, posterior=draw(st.sampled_from([Point(values["mean"]), None, {}]))
+        )
+    field = draw(st.sampled_from(sorted(values)))
+    return changed(
+        good, field, draw(st.sampled_from([None, "text", 3.0, [1.0], np.ones((1, SIZE))]))
+    )
+
+
+@cache
+def without(guilty):
+    return outcome([honest(client) for client in range(3) if client != guilty])[1]
+
+
+@settings(max_examples=10_000 if THOROUGH else 1_000)
+@given(st.data())
+def test_whatever_is_wrong_the_client_is_named_and_the_posterior_is_the_others(data):
+    guilty = data.draw(st.integers(0, 2), "guilty")
+    bad = data.draw(malformed(guilty), "result")
+    others = [client for client in range(3) if client != guilty]
+    replies = [bad if client == guilty else honest(client) for client in range(3)]
+    done, found = outcome(replies)
+    assert [error.client for error in done.dropped] == [guilty]
+    assert done.dropped[0].reason
+    assert "\n" not in done.dropped[0].reason
+    assert done.replied == tuple(others)
+    expected = without(guilty)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, -1e-40, 1e14, -1e14])
+def test_unusual_means_are_let_in(value):
+    good = honest(1)
+    good.posterior.mean[0, 2] = value
+    done, _ = outcome([honest(0), good, honest(2)])
+    assert done.replied == (0, 1, 2)
+
+
+def test_statistics_of_another_form_than_the_others_are_refused():
+    @component
+    class Whatever(Noise):
+        """Sums what it gets."""
+
+        name = "whatever"
+
+        def summarise(self, result, weights, broadcast):
+            return {name: tensor.sum(0) for name, tensor in result.statistics.items()}
+
+    wide = attrs.evolve(honest(1), statistics={"noise": torch.ones(1, 4)})
+    recipe = attrs.evolve(RECIPE, hyper=Whatever())
+    done = run_round(recipe, Replies([honest(0), wide, honest(2)]), SENT, (0, 1, 2))
+    (dropped,) = done.dropped
+    assert dropped.client == 1
+    assert "as client 0's" in dropped.reason
+
+
+def test_a_client_counts_once_and_only_when_asked():
+    done = run_round(RECIPE, Replies([honest(0), honest(0), honest(7)]), SENT, (0, 1))
+    assert done.replied == (0,)
+    assert [(e.client, e.reason) for e in done.dropped] == [
+        (0, "it replied twice"),
+        (7, "it was not asked"),
+    ]
+
+
+def faulty_round(drop_out, corrupt, number=0, chunk=1, inference=None):
+    of, inference = problem(sizes=(3,) * 40), inference or Variational(local_epochs=1)
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1, chunk=chunk).open(of, inference, 10) as session:
+        broadcast = attrs.evolve(begin(recipe, of), round=number)
+        return run_round(
+            recipe, unreliable(session, 5, drop_out, corrupt), broadcast, of.clients, 1
+        )
+
+
+def test_simulated_faults_are_drawn_by_the_seed_whoever_trains_together():
+    one, all_together = faulty_round(0.3, 0.3), faulty_round(0.3, 0.3, chunk=40)
+    assert [str(e) for e in one.dropped] == [str(e) for e in all_together.dropped]
+    assert [e.client for e in one.dropped] == sorted(e.client for e in one.dropped)
+    assert [str(e) for e in one.dropped] != [str(e) for e in faulty_round(0.3, 0.3, 1).dropped]
+    # Of 40 clients 40 * (0.3 + 0.7 * 0.3) = 20.4 fail; five standard deviations are 15.8.
+    assert 5 <= len(one.dropped) <= 36
+
+
+def test_every_kind_of_garbage_occurs_and_is_refused():
+    reasons = " ".join(error.reason for error in faulty_round(0, 0.9).dropped)
+    for part in ("is not finite", "larger than", "is negative", "is torch.float64 ["):
+        assert part in reasons
+    points = faulty_round(0, 0.9, inference=Map(local_epochs=1))
+    assert len(GARBAGE) == 4
+    assert len(points.dropped) > 25
+
+
+def test_no_faults_are_simulated_unless_asked_for():
+    session = Replies([])
+    assert unreliable(session, 0, 0, 0) is session
+
+
+@attrs.frozen(kw_only=True)
+class Slow(Map):
+    """Client 1 never comes to an end."""
+
+    name = "slow"
+
+    def fit(self, problem, broadcast, cohort):
+        if 1 in cohort.clients:
+            time.sleep(600)
+        return super().fit(problem, broadcast, cohort)
+
+
+@pytest.mark.thorough
+def test_a_client_over_time_is_dropped_and_its_worker_replaced():
+    of, inference = problem(), Slow(local_epochs=1)
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    # Long enough for an honest client on a busy machine; client 2 needs the replaced worker.
+    with Local(workers=1, client_timeout=20.0).open(of, inference, 10) as session:
+        done = run_round(recipe, session, begin(recipe, of), of.clients)
+    assert done.replied == (0, 2)
+    assert [(e.client, e.reason) for e in done.dropped] == [
+        (1, "it took longer than 20 s (--client-timeout)")
+    ]

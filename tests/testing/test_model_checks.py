@@ -1,0 +1,76 @@
+"""Models with one mistake fail the checks that name it, and no others."""
+
+import pytest
+import torch
+from testing.verdicts import failing, label, reasons, sentences, wrong
+from torch import nn
+
+from bflcore.errors import OptionError
+from bflcore.models import TwoNN
+from bflcore.models.base import Model
+from bflcore.testing import model_checks
+
+OUTPUTS = "gives an output a class"
+HEAD = "has a head"
+BUFFERS = "has no running buffers"
+REPEATS = "repeats itself"
+
+
+class Flat(Model):
+    """Take a table."""
+
+    name = "flat"
+
+    def network(self, input_shape, outputs):
+        if len(input_shape) > 1:
+            raise OptionError("no images")
+        return nn.Sequential(*self.hidden(), nn.Linear(4, outputs))
+
+    def hidden(self):
+        return nn.Linear(4, 4), nn.ReLU()
+
+
+def drawn_elsewhere(self):
+    layer, noise = nn.Linear(4, 4), torch.Generator()
+    noise.seed()
+    layer.weight.data = torch.randn(4, 4, generator=noise)
+    return (layer,)
+
+
+def one_output(self, input_shape, outputs):
+    return Flat.network(self, input_shape, 1)
+
+
+def refuse(self, input_shape, outputs):
+    raise OptionError("never")
+
+
+WRONG = [
+    (wrong(Flat, "Has one output", network=one_output), {OUTPUTS}),
+    (wrong(Flat, "Names no module", head=lambda self, network: "head"), {HEAD}),
+    (wrong(Flat, "Names a module without parameters", head=lambda self, network: "1"), {HEAD}),
+    (wrong(Flat, "Names the whole network", head=lambda self, network: ""), {HEAD}),
+    (wrong(Flat, "Keeps statistics", hidden=lambda self: (nn.BatchNorm1d(4),)), {BUFFERS}),
+    (wrong(Flat, "Draws from elsewhere", hidden=drawn_elsewhere), {REPEATS}),
+    (wrong(Flat, "Accepts nothing", network=refuse), {OUTPUTS, HEAD, BUFFERS, REPEATS}),
+]
+
+
+@pytest.mark.parametrize(("part", "expected"), WRONG, ids=label)
+def test_a_wrong_model_fails_exactly(part, expected):
+    assert failing(part) == expected
+
+
+@pytest.mark.parametrize("part", [wrong(Flat, "Nothing"), TwoNN])
+def test_a_right_model_passes(part):
+    assert failing(part) == set()
+
+
+def test_every_check_has_a_model_that_fails_it():
+    names = sentences(model_checks.checks_of(Flat))
+    assert set().union(*(expected for _, expected in WRONG)) == names
+
+
+def test_the_reason_lists_the_modules_there_are():
+    (part,) = (part for part, _ in WRONG if part.summary() == "Names no module.")
+    assert reasons(part)[HEAD] == "head 'head' is no module; modules: 0, 1, 2"
