@@ -22,7 +22,6 @@ SIZES = "fields that are sizes of the network are averaged and scrambled like pa
 KNOWN = {
     ("average", "the prior is only an origin"): SIZES,
     ("average", "a zero weight is absence"): SIZES,
-    ("average", "the scale of weights never matters"): SIZES,
 }
 
 

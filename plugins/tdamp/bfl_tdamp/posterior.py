@@ -129,7 +129,7 @@ class BernoulliGaussian(Posterior):
 
     def sides(self) -> list[tuple[int, int]]:
         """Return rows and columns of every tensor; all clients have the same."""
-        numbers = [int(side) for side in self.shape.reshape(-1, self.shape.shape[-1])[0]]
+        numbers = [round(float(side)) for side in self.shape.reshape(-1, self.shape.shape[-1])[0]]
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def split(self, layout: Layout) -> tuple[Self, Self]:
