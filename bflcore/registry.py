@@ -145,15 +145,22 @@ def _plugins_of(installed: Installed) -> list[Distribution]:
     text = installed.read_text("entry_points.txt") or ""
     if f"[{GROUP}]" not in text:  # most of what is installed: leave its metadata unread
         return []
-    known = installed.metadata
-    name = next(iter(known.get_all("Name") or ()), "")
-    version = next(iter(known.get_all("Version") or ()), "?")
+    name = next(iter(_metadata(installed, "Name")), "")
+    version = next(iter(_metadata(installed, "Version")), "?")
     try:
         entries = sorted(installed.entry_points.select(group=GROUP), key=lambda entry: entry.name)
     except Exception as error:
         reason = f"entry_points.txt is malformed ({_reason(error)})"
         return [Distribution(name or "(no name)", version, "?", "broken", reason)]
     return [Distribution(name or entry.name, version, entry.value) for entry in entries]
+
+
+def _metadata(installed: Installed, field: str) -> list[str]:
+    """Return a field's values; none where the metadata are missing, which some finders raise."""
+    try:
+        return installed.metadata.get_all(field) or []
+    except Exception:
+        return []
 
 
 def _load(
@@ -192,7 +199,7 @@ def _reason(error: BaseException) -> str:
 def _declared_requirement(installed: Installed) -> str:
     """Return the versions of the core that a distribution's metadata ask for, all of them."""
     specifiers = []
-    for line in installed.requires or ():
+    for line in _metadata(installed, "Requires-Dist"):
         try:
             requirement = Requirement(line)
         except InvalidRequirement:

@@ -150,7 +150,7 @@ def test_parts_of_different_families_are_refused_with_what_fits(bfl, tmp_path):
     status, _, err = bfl("run", "fedavg", *QUICK, "--hyper", "empirical-bayes")
     assert status == 2
     assert "needs posteriors of the family gaussian, but inference map gives point" in err
-    assert "hypers that fit: continual, fixed" in err
+    assert "hypers that fit: accumulate, continual, fixed" in err
     assert not (tmp_path / "runs").exists()
 
 
