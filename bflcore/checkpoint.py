@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from bflcore.errors import RunError
-from bflcore.inference import Broadcast
+from bflcore.inference import Broadcast, within
 
 if TYPE_CHECKING:
     import torch
@@ -148,16 +148,12 @@ class Checkpoints:
             for number in set(self._where.values())
         }
         memories: dict[int, Memory] = {
-            client: _starting(files[number], f"{client}.") for client, number in self._where.items()
+            client: within(files[number], f"{client}.") for client, number in self._where.items()
         }
         for client, memory in memories.items():
             if sorted(memory) != header["names"][str(client)]:
                 raise ValueError(f"the memory of client {client} is not what was written")
-        start = family.unpack(tensors, "start.")
-        own = _starting(tensors, "prior.")
-        prior = family.unpack(start.pack() | own) if own else start
-        hyper = _starting(tensors, "hyper.")
-        broadcast = Broadcast(int(header["round"]), start, prior, hyper)
+        broadcast = Broadcast.unpack(int(header["round"]), tensors, family)
         return Checkpoint(broadcast, memories, dict(header["state"]))
 
     def _load(
@@ -192,14 +188,7 @@ class Checkpoints:
             self._save(_memories_of(number), tensors, {})
         for path in after:
             _sync(path)
-        start = broadcast.start.pack()
-        prior = {k: t for k, t in broadcast.prior.pack().items() if t is not start[k]}
-        server = {
-            **{f"start.{name}": tensor for name, tensor in start.items()},
-            **{f"prior.{name}": tensor for name, tensor in prior.items()},
-            **{f"hyper.{name}": tensor for name, tensor in broadcast.hyper.items()},
-        }
-        self._save(_file_of(number), server, {HEADER: json.dumps(header)})
+        self._save(_file_of(number), broadcast.pack(), {HEADER: json.dumps(header)})
         live = {_file_of(number), *(_memories_of(int(n)) for n in header["stored"])}
         for path in self.folder.iterdir():
             if path.name not in live:
@@ -236,10 +225,6 @@ def _file_of(number: int) -> str:
 
 def _memories_of(number: int) -> str:
     return f"{number:06d}.clients.safetensors"
-
-
-def _starting(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
 def _sync(path: Path) -> None:

@@ -36,6 +36,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator, Weighting
+    from bflcore.command import Command
     from bflcore.data.base import DataSource
     from bflcore.data.partition import Partitioner
     from bflcore.engines.base import Engine
@@ -66,6 +67,7 @@ HOOKS = {
     "partition": "bfl_partitioners",
     "model": "bfl_models",
     "logger": "bfl_loggers",
+    "command": "bfl_commands",
 }
 
 
@@ -122,3 +124,8 @@ def bfl_models() -> Iterable[type[Model]]:
 @hookspec
 def bfl_loggers() -> Iterable[type[Logger]]:
     """Yield loggers: where metrics go besides ``metrics.jsonl``."""
+
+
+@hookspec
+def bfl_commands() -> Iterable[type[Command]]:
+    """Yield commands: what ``bfl NAME`` does besides the core's own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import attrs
 
@@ -35,11 +35,17 @@ __all__ = [
     "PointInference",
     "Variational",
     "VariationalInference",
+    "within",
 ]
 
 PERSONAL = "personal."  # prefix, in a client's memory, of its posterior over personal coordinates
 
 Part = Literal["all", "personal", "shared"]
+
+
+def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
 @attrs.frozen(eq=False)
@@ -55,6 +61,24 @@ class Broadcast:
     start: Posterior
     prior: Posterior
     hyper: Mapping[str, Tensor] = attrs.field(factory=dict)
+
+    def pack(self) -> dict[str, Tensor]:
+        """Return the tensors by name; what the prior shares with the start is there once."""
+        start = self.start.pack()
+        prior = {name: t for name, t in self.prior.pack().items() if t is not start[name]}
+        return {
+            **{f"start.{name}": tensor for name, tensor in start.items()},
+            **{f"prior.{name}": tensor for name, tensor in prior.items()},
+            **{f"hyper.{name}": tensor for name, tensor in self.hyper.items()},
+        }
+
+    @classmethod
+    def unpack(cls, round: int, tensors: Mapping[str, Tensor], family: type[Posterior]) -> Self:
+        """Rebuild a broadcast from what `pack` returned."""
+        start = family.unpack(tensors, "start.")
+        own = within(tensors, "prior.")
+        prior = family.unpack(start.pack() | own) if own else start
+        return cls(round, start, prior, within(tensors, "hyper."))
 
 
 @attrs.frozen(eq=False)

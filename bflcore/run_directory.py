@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bflcore.runs import Prepared
     from bflcore.summary import Record
 
-__all__ = ["RunDirectory", "default_directory"]
+__all__ = ["RunDirectory", "default_directory", "used"]
 
 # Settings that may differ when a run goes on: its results do not depend on them.
 FREE = ("engine", "checkpoint_every", "min_clients", "log")
@@ -129,7 +129,7 @@ class RunDirectory:
         now = _environment(prepared, registry)
         found = [("torch", torch, now["torch"])] + [
             (name, versions.get(name, "absent"), now["distributions"][name])
-            for name in sorted(_used(prepared.experiment, registry))
+            for name in sorted(used(prepared.experiment, registry))
         ]
         changed = [f"{name} was {old} and is {new}" for name, old, new in found if old != new]
         marks = now["fingerprints"].items()
@@ -197,7 +197,7 @@ def _environment(prepared: Prepared, registry: Registry) -> Record:
     }
 
 
-def _used(experiment: Experiment, registry: Registry) -> set[str]:
+def used(experiment: Experiment, registry: Registry) -> set[str]:
     """Return the distributions whose parts the experiment uses."""
     names = {"method": experiment.method} | {
         kind: part.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from bflcore.experiment import Experiment
     from bflcore.problem import Problem
 
-__all__ = ["Prepared", "RunDirectory", "default_directory", "execute", "prepare"]
+__all__ = ["Prepared", "RunDirectory", "assemble", "default_directory", "execute", "prepare"]
 
 Progress = Callable[[int, float, "Record | None"], None]
 
@@ -39,19 +40,15 @@ class Prepared:
 def prepare(experiment: Experiment) -> Prepared:
     """Load and divide the data, build the network. Raises before anything is written."""
     import numpy as np
-    import torch
 
     from bflcore.data import divide, standardised
     from bflcore.data.label_noise import mislabelled
-    from bflcore.layout import Layout
-    from bflcore.models.networks import refuse_running_buffers
-    from bflcore.problem import Problem
-    from bflcore.randomness import SERVER, numpy_stream, seeded_globally
+    from bflcore.randomness import SERVER, numpy_stream
 
     run, data = experiment.run, experiment.data
-    device = _device(run.device)
+    _device(run.device)
     dataset = _dataset(experiment)
-    likelihood = _likelihood(experiment, dataset)
+    _likelihood(experiment, dataset)
     partition = divide(
         dataset,
         experiment.partition,
@@ -70,6 +67,24 @@ def prepare(experiment: Experiment) -> Prepared:
         )
     if dataset.standardise:
         dataset = standardised(dataset, np.concatenate(partition.train))
+    return assemble(experiment, dataset, partition)
+
+
+def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
+    """Put divided data and the experiment's network together.
+
+    The network's shape and start come from the data's shape and the seed alone, so whoever holds
+    only some clients' samples, or none, makes the same.
+    """
+    import torch
+
+    from bflcore.layout import Layout
+    from bflcore.models.networks import refuse_running_buffers
+    from bflcore.problem import Problem
+    from bflcore.randomness import seeded_globally
+
+    run = experiment.run
+    likelihood = _likelihood(experiment, dataset)
     with seeded_globally(run.seed, "initialisation"):
         network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
     refuse_running_buffers(network)
@@ -79,10 +94,10 @@ def prepare(experiment: Experiment) -> Prepared:
         network,
         Layout.of(network, experiment.model.head(network), run.share),
         likelihood,
-        novel=data.novel_clients,
+        novel=experiment.data.novel_clients,
         seed=run.seed,
         rounds=run.rounds,
-        device=device,
+        device=_device(run.device),
         dtype=getattr(torch, run.dtype),
     )
     experiment.inference.check(problem)
@@ -90,17 +105,21 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def execute(
-    prepared: Prepared, directory: RunDirectory, progress: Progress = lambda *_: None
+    prepared: Prepared,
+    directory: RunDirectory,
+    progress: Progress = lambda *_: None,
+    session: Session | None = None,
 ) -> Record:
     """Run every round that is left, evaluate, write everything; return the summary.
 
     A directory with a checkpoint goes on from there, bit for bit. `progress` is called after
     each round with its number, its training loss, and the record of its evaluation if there was
-    one; pre-training is round 0. Raises `RunError` when too few clients gave a usable result, or
-    when the checkpoint cannot be read or written.
+    one; pre-training is round 0. `session`: clients that are at work already, in place of those
+    that the experiment's engine would start. Raises `RunError` when too few clients gave a usable
+    result, or when the checkpoint cannot be read or written.
     """
     with directory.held(), directory.checkpoints as checkpoints:
-        result = Run(prepared, directory, checkpoints, progress).finished()
+        result = Run(prepared, directory, checkpoints, progress).finished(session)
     directory.write_json("summary.json", result)
     return result
 
@@ -124,12 +143,13 @@ class Run:
         self.summary = Summary(experiment.method)
         self.broadcast = begin(self.recipe, self.problem)
 
-    def finished(self) -> Record:
+    def finished(self, given: Session | None = None) -> Record:
         """Restore what there is, run the rounds that are left, and return the summary."""
         run, problem = self.experiment.run, self.problem
         saved = self._restored()
         every = run.eval_every or max(1, run.rounds // 20)
-        with self.experiment.engine.open(problem, self.experiment.inference, run.bins) as opened:
+        engine, inference = self.experiment.engine, self.experiment.inference
+        with nullcontext(given) if given else engine.open(problem, inference, run.bins) as opened:
             opened.restore(saved.memories if saved else {})
             session = unreliable(opened, run.seed, run.drop_out, run.corrupt)
             if saved is None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from bflcore.errors import BflError
+
+if TYPE_CHECKING:
+    from bflcore.command import Command
 
 __all__ = ["bfl", "main"]
 
@@ -31,34 +34,54 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """The commands above, imported one at a time."""
+    """The commands above and those of plugins, imported one at a time.
+
+    Plugins are looked for only where the name is none of the core's, and in the list of all.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table."""
-        return list(COMMANDS)
+        """Return the core's names in the order of the table, then the plugins'."""
+        return [*COMMANDS, *_of_plugins()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import the command's module."""
         if name not in COMMANDS:
-            return None
+            found = _of_plugins().get(name)
+            return found().build() if found else None
         commands = importlib.import_module(COMMANDS[name][0]).commands
-        found: click.Command = next(command for command in commands if command.name == name)
-        return found
+        command: click.Command = next(command for command in commands if command.name == name)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Refuse an unknown command with the nearest name."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = args[0] in COMMANDS or args[0].startswith("-")
+        if not known and args[0] not in self.list_commands(ctx):
             from bflcore.errors import unknown
 
-            raise unknown("command", args[0], COMMANDS, "bfl --help")
+            raise unknown("command", args[0], self.list_commands(ctx), "bfl --help")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
+        lines = {name: text for name, (_, text) in COMMANDS.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([*(lines | _lines_of_plugins()).items()])
+
+
+def _of_plugins() -> dict[str, type[Command]]:
+    """Return the plugins' commands by name; the core's own names are taken."""
+    from bflcore.registry import load_registry
+
+    found = cast("tuple[type[Command], ...]", load_registry().all("command"))
+    return {command.name: command for command in found if command.name not in COMMANDS}
+
+
+def _lines_of_plugins() -> dict[str, str]:
+    return {
+        name: (command.__doc__ or "").partition("\n")[0] for name, command in _of_plugins().items()
+    }
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -18,10 +18,19 @@ from bflcore.options import Component, options_of
 from bflcore.registry import load_registry
 
 if TYPE_CHECKING:
-    from bflcore.experiment import Values
+    from bflcore.experiment import Experiment, Values
+    from bflcore.registry import Registry
     from bflcore.runs import Prepared, RunDirectory
 
-__all__ = ["JSON", "QUIET", "carry_out", "commands", "missing_method"]
+__all__ = [
+    "JSON",
+    "QUIET",
+    "carry_out",
+    "commands",
+    "experiment_flags",
+    "missing_method",
+    "resolved",
+]
 
 # Flags that are short for an option of a part.
 SHORT = {
@@ -63,28 +72,22 @@ def _part_flags(command: Any) -> Any:
     return command
 
 
-@click.command("run", context_settings={"max_content_width": 100})
-@click.argument("method")
-@_settings_flags(DataSettings)
-@_settings_flags(RunSettings)
-@_part_flags
-@click.option("-o", "options", multiple=True, metavar="PART.OPTION=VALUE", help="Set any option.")
-@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default under runs/.")
-@QUIET
-@JSON
-def run(
-    method: str,
-    options: tuple[str, ...],
-    out: Path | None,
-    quiet: bool,
-    as_json: bool,
-    **given: str | bool | None,
-) -> None:
-    """Run METHOD (see bfl list method), or a file experiment.toml.
+def experiment_flags(command: Any) -> Any:
+    """Give a command the argument METHOD and every flag that decides an experiment.
 
-    Flags override the file, which overrides the method's defaults.
+    `resolved` makes the experiment of what they are given as keyword arguments.
     """
-    registry = load_registry()
+    add = click.option(
+        "-o", "options", multiple=True, metavar="PART.OPTION=VALUE", help="Set any option."
+    )
+    flags = _settings_flags(DataSettings)(_settings_flags(RunSettings)(_part_flags(add(command))))
+    return click.argument("method")(flags)
+
+
+def resolved(
+    registry: Registry, method: str, options: tuple[str, ...], **given: str | bool | None
+) -> Experiment:
+    """Resolve a method, or an experiment file, with flags; say what will be without effect."""
     file: Values = {}
     if method.endswith(".toml"):
         file = read(Path(method))
@@ -94,6 +97,26 @@ def run(
     weighting = experiment.weighting.name if "weighting" in flags else None
     if note := ignored(experiment.aggregator, weighting):
         click.echo(note, err=True)
+    return experiment
+
+
+@click.command("run", context_settings={"max_content_width": 100})
+@experiment_flags
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default under runs/.")
+@QUIET
+@JSON
+def run(
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run METHOD (see bfl list method), or a file experiment.toml.
+
+    Flags override the file, which overrides the method's defaults.
+    """
+    registry = load_registry()
+    experiment = resolved(registry, **given)
     from bflcore import runs
 
     prepared = runs.prepare(experiment)

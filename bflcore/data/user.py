@@ -29,11 +29,11 @@ UNREADABLE = (
 )
 
 
-def load_npz(path: Path) -> Dataset:
+def load_npz(path: Path, classes: int = 0) -> Dataset:
     """Load ``x``, ``y``, optionally ``client`` (owner of each sample) and ``x_test``, ``y_test``.
 
-    Integer ``y`` are class labels 0..C-1, each of which occurs in ``y`` or ``y_test``; real ``y``
-    are regression targets ``[N]`` or ``[N, T]``.
+    Integer ``y`` are class labels 0..C-1, each of which occurs in ``y`` or ``y_test`` unless the
+    number of `classes` is given; real ``y`` are regression targets ``[N]`` or ``[N, T]``.
     Bytes in ``x`` are scaled to [0, 1]. Raises `DataError` naming the array that is wrong.
     """
     arrays = _read(path)
@@ -51,18 +51,17 @@ def load_npz(path: Path) -> Dataset:
     if "x_test" in arrays:
         _check_lengths(path, arrays, "x_test", ("y_test",))
         _check_alike(path, arrays)
-    return _dataset(path, arrays)
+    return _dataset(path, arrays, classes)
 
 
-def _dataset(path: Path, arrays: dict[str, Any]) -> Dataset:
+def _dataset(path: Path, arrays: dict[str, Any], classes: int) -> Dataset:
     labels = arrays["y"].dtype.kind in "iub"
     targets = _labels if labels else _targets
     test = "x_test" in arrays
     y = targets(path, "y", arrays["y"])
     y_test = targets(path, "y_test", arrays["y_test"]) if test else None
-    classes = 0
     if labels:
-        classes = _classes(path, y if y_test is None else np.concatenate([y, y_test]))
+        classes = _classes(path, y if y_test is None else np.concatenate([y, y_test]), classes)
     return Dataset(
         path.stem,
         "classification" if labels else "regression",
@@ -152,10 +151,17 @@ def _labels(path: Path, name: str, y: Any) -> Any:
     return y.astype(np.int64)
 
 
-def _classes(path: Path, labels: Any) -> int:
-    """Return C. Raises `DataError` unless the labels are exactly 0..C-1 and C >= 2."""
+def _classes(path: Path, labels: Any, known: int) -> int:
+    """Return C. Raises `DataError` unless the labels are exactly 0..C-1 and C >= 2.
+
+    Where C is known, some of the labels may be missing.
+    """
     present = np.unique(labels)
     classes = int(present[-1]) + 1
+    if known and classes > known:
+        raise DataError(f"{path}: y has label {classes - 1}; allowed: 0 to {known - 1}")
+    if known:
+        return known
     if classes < 2:
         raise DataError(f"{path}: y has a single class; allowed: labels 0..C-1 with C >= 2")
     if len(present) < classes:

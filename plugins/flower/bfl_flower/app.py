@@ -1,0 +1,157 @@
+"""The two halves of an exported Flower app: a server without data, a node with one client's.
+
+The folder of the app holds ``experiment.toml``, as `bfl run` stores it, and ``data.toml``, which
+says what a sample looks like. Both halves make the same network of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from bfl_flower.node import Node, Shelf
+from bfl_flower.session import GridSession
+from bflcore import runs
+from bflcore.data.base import Dataset
+from bflcore.data.partition import Partition
+from bflcore.data.user import load_npz
+from bflcore.engines.workers import Site
+from bflcore.errors import DataError, OptionError, RunError
+from bflcore.experiment import Experiment, read, resolve
+from bflcore.registry import load_registry
+
+__all__ = ["client_app", "node_problem", "server_app"]
+
+EXPERIMENT, DATA = "experiment.toml", "data.toml"
+
+
+def server_app(folder: Path) -> ServerApp:
+    """Return the server: it runs the experiment's rounds, on whichever nodes are connected."""
+    app = ServerApp()
+    app.main()(partial(_serve, folder))
+    return app
+
+
+def client_app(folder: Path) -> ClientApp:
+    """Return the node: it answers with the data and the memory that its configuration names.
+
+    Keys of the configuration: ``client`` (its number), ``data`` (an .npz with x, y, x_test and
+    y_test), ``state`` (where memories are kept; default: beside the data), ``device``.
+    """
+    app = ClientApp()
+    answer = partial(_answer, folder)
+    for register in (app.train(), app.evaluate(), app.query()):
+        register(answer)
+    return app
+
+
+def _serve(folder: Path, grid: Grid, context: Context) -> None:
+    """Run the experiment; a run directory that is there already goes on from its checkpoint."""
+    from bflcore.report import write_report
+
+    settings = context.run_config
+    experiment, registry = _experiment(folder, "cpu"), load_registry()
+    prepared = runs.assemble(experiment, *_without_samples(folder, experiment))
+    problem, inference = prepared.problem, prepared.experiment.inference
+    out = Path(str(settings["out"]))
+    if (out / EXPERIMENT).exists():
+        directory = runs.RunDirectory.open(out)
+        if changes := directory.changes(prepared, registry):
+            raise RunError(f"{out} would not go on as it began: {'; '.join(changes)}")
+    else:
+        directory = runs.RunDirectory.create(out, prepared, registry)
+    everyone = (*problem.clients, *problem.novel)
+    timeout = getattr(experiment.engine, "client_timeout", 0.0)
+    session = GridSession(grid, type(inference.initial(problem)), everyone, timeout)
+    there = session.wait_for(int(settings["nodes"]) or len(everyone), float(settings["wait"]))
+    click.echo(f"clients connected: {', '.join(map(str, there))}")
+
+    def progress(number: int, loss: float, record: dict[str, Any] | None) -> None:
+        if record is not None:
+            line = f"round {number}/{experiment.run.rounds}  loss {loss:.4g}"
+            failed = [str(entry["client"]) for entry in record["dropped"]]
+            click.echo(line + (f"  dropped: {', '.join(failed)}" if failed else ""))
+
+    runs.execute(prepared, directory, progress, session)
+    click.echo(f"run directory: {out}\nreport: {write_report([out])}")
+
+
+def _answer(folder: Path, message: Message, context: Context) -> Message:
+    config = context.node_config
+    for key in ("client", "data"):
+        if key not in config:
+            raise OptionError(
+                f"--node-config: {key} is missing; give client=0 data='\"client-0.npz\"'"
+            )
+    data = Path(str(config["data"]))
+    state = Path(str(config.get("state", data.with_suffix(".state"))))
+    node = _node(folder, int(config["client"]), data, state, str(config.get("device", "")))
+    return node.answer(message)
+
+
+@lru_cache(maxsize=1)
+def _node(folder: Path, client: int, data: Path, state: Path, device: str) -> Node:
+    """Load the node's data, once a process."""
+    experiment = _experiment(folder, device)
+    problem = node_problem(folder, experiment, client, data)
+    # Each experiment has a shelf of its own, deep enough for the server's last checkpoint.
+    own = hashlib.sha256((folder / EXPERIMENT).read_bytes()).hexdigest()[:12]
+    shelf = Shelf(state / own, experiment.run.checkpoint_every + 1)
+    return Node(client, Site(problem, experiment.inference, experiment.run.bins), shelf)
+
+
+def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) -> Any:
+    """Return the problem as a node sees it: the samples of `client`, and nobody else's.
+
+    Raises `DataError` when the file does not fit what ``data.toml`` says.
+    """
+    form = read(folder / DATA)
+    total = experiment.data.clients
+    if not 0 <= client < total:
+        raise OptionError(
+            f"--node-config: client={client} is not allowed; allowed: 0 to {total - 1}"
+        )
+    classes = int(form["outputs"]) if form["task"] == "classification" else 0
+    dataset = load_npz(data, classes)
+    found = (dataset.task, list(dataset.x.shape[1:]), dataset.outputs)
+    if found != (form["task"], form["shape"], form["outputs"]):
+        raise DataError(
+            f"{data}: {found[0]} with samples {found[1]} and {found[2]} outputs; the experiment "
+            f"is a {form['task']} with samples {form['shape']} and {form['outputs']} outputs"
+        )
+    empty = np.empty(0, np.int64)
+    tests = 0 if dataset.x_test is None else len(dataset.x_test)
+    own = {"train": np.arange(len(dataset.x)), "test": np.arange(tests)}
+    parts = {
+        half: tuple(index if k == client else empty for k in range(total))
+        for half, index in own.items()
+    }
+    return runs.assemble(experiment, dataset, Partition(**parts, held_out=tests > 0)).problem
+
+
+def _without_samples(folder: Path, experiment: Experiment) -> tuple[Dataset, Partition]:
+    """Return what the server has of the data: its form."""
+    form = tomllib.loads((folder / DATA).read_text(encoding="utf-8"))
+    labels = form["task"] == "classification"
+    outputs = int(form["outputs"])
+    y: Any = np.empty(0, np.int64) if labels else np.empty((0, outputs), np.float32)
+    x = np.empty((0, *form["shape"]), np.float32)
+    dataset = Dataset(form["name"], form["task"], x, y, outputs if labels else 0)
+    nobody = (np.empty(0, np.int64),) * experiment.data.clients
+    return dataset, Partition(nobody, nobody)
+
+
+def _experiment(folder: Path, device: str) -> Experiment:
+    """Read the experiment; tensors live on `device`, or where the file says."""
+    file = read(folder / EXPERIMENT)
+    flags = {"device": device} if device else {}
+    return resolve(load_registry(), str(file["method"]), file, flags)

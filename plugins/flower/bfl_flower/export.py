@@ -1,0 +1,145 @@
+"""Writing a Flower app: an experiment that servers and nodes will run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomli_w
+
+from bfl_flower.app import DATA, EXPERIMENT
+from bflcore.errors import OptionError, RunError
+from bflcore.run_directory import used
+
+if TYPE_CHECKING:
+    from bflcore.experiment import Experiment
+    from bflcore.problem import Shares
+    from bflcore.registry import Registry
+    from bflcore.runs import Prepared
+
+__all__ = ["export", "refuse"]
+
+APP = '''"""A Flower app, written by bfl flower export; what it runs is in experiment.toml."""
+
+from pathlib import Path
+
+from bfl_flower.app import client_app, server_app
+
+FOLDER = Path(__file__).parent
+server = server_app(FOLDER)
+client = client_app(FOLDER)
+'''
+
+README = """# {method} on Flower
+
+On every machine: `pip install {distributions}`, the same versions everywhere.
+
+The server:
+
+    flower-superlink --insecure --disable-runtime-dependency-installation
+
+Every client on a machine of its own (on one machine, each needs a --port of its own):
+
+    flower-supernode --insecure --superlink SERVER:8000 \\
+        --node-config 'client=0 data="/path/to/client-0.npz"'
+
+`client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
+Memories stay beside it, in client-0.state.
+
+Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
+
+    [superlink.mine]
+    address = "SERVER:8000"
+    insecure = true
+
+    flwr run . mine --stream
+
+The run directory is `{out}`, on the server's machine. A run that was stopped goes on from its last
+checkpoint when started again. `--insecure` is for trying it out: Flower's documentation tells how
+to use certificates.
+"""
+
+
+def refuse(experiment: Experiment) -> None:
+    """Refuse what a server without data cannot do."""
+    if experiment.run.pretrain:
+        raise OptionError(
+            "--pretrain needs the samples at the server, which has none; leave it out"
+        )
+
+
+def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: bool) -> None:
+    """Write the app, and each client's samples under ``nodes`` when `with_data`.
+
+    Raises `RunError` when the folder exists or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise RunError(f"{folder} exists; choose another folder or remove it") from None
+    except OSError as error:
+        raise RunError(f"{folder} cannot be created ({error.strerror})") from None
+    problem, experiment = prepared.problem, prepared.experiment
+    classification = problem.likelihood.task == "classification"
+    outputs = problem.forward(problem.initial[None], problem.train.x[None, :1]).shape[-1]
+    shape = list(problem.train.x.shape[1:])
+    needed = sorted(used(experiment, registry))
+    out = str((folder / "run").resolve())
+    texts: dict[str, Any] = {
+        "bfl_app.py": APP,
+        EXPERIMENT: tomli_w.dumps(experiment.as_toml()),
+        DATA: tomli_w.dumps(
+            {
+                "name": experiment.data.data,
+                "task": problem.likelihood.task,
+                "shape": shape,
+                "outputs": outputs,
+            }
+        ),
+        "pyproject.toml": tomli_w.dumps(_project(experiment, out)),
+        "README.md": README.format(
+            method=experiment.method,
+            distributions=" ".join(needed),
+            last=experiment.data.clients - 1,
+            shape=shape,
+            targets=f"labels 0 to {outputs - 1}" if classification else f"{outputs} targets",
+            out=out,
+        ),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    if with_data:
+        (folder / "nodes").mkdir()
+        for client in (*problem.clients, *problem.novel):
+            _save(folder / "nodes" / f"client-{client}.npz", client, problem.train, problem.test)
+
+
+def _save(path: Path, client: int, train: Shares, test: Shares) -> None:
+    arrays = dict(zip(("x", "y"), train.of(client), strict=True))
+    if test.size(client):
+        arrays |= dict(zip(("x_test", "y_test"), test.of(client), strict=True))
+    plain: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
+    np.savez_compressed(path, **plain)
+
+
+def _project(experiment: Experiment, out: str) -> dict[str, Any]:
+    return {
+        "project": {
+            "name": f"bfl-{experiment.method}-app",
+            "version": "1.0.0",
+            "description": f"{experiment.method}, run by bflcore",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "bflcore",
+                    "components": {"serverapp": "bfl_app:server", "clientapp": "bfl_app:client"},
+                    # nodes: how many to wait for (0: all clients'), and for how many seconds.
+                    "config": {"out": out, "nodes": 0, "wait": 300.0},
+                }
+            }
+        },
+    }

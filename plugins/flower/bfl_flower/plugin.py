@@ -1,0 +1,83 @@
+"""What this distribution adds: the engine ``flower`` and the command ``bfl flower``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from bflcore.command import Command
+from bflcore.engines.base import Engine
+from bflcore.errors import OptionError
+from bflcore.hookspecs import hookimpl
+from bflcore.options import component, option
+
+if TYPE_CHECKING:
+    import click
+
+    from bfl_flower.session import GridSession
+    from bflcore.inference import LocalInference
+    from bflcore.problem import Problem
+
+STARTING = 300.0  # seconds that a simulation's nodes have to be there
+
+
+@component
+class Flower(Engine):
+    """Run clients as nodes of Flower's simulation, in `workers` processes of Ray.
+
+    The results are the local engine's, which is far faster: this is for finding out on one
+    machine whether an experiment will run on Flower's servers and nodes.
+    """
+
+    name = "flower"
+    reference = "Beutel et al. 2020, Flower: a friendly federated learning research framework"
+
+    workers: int = option(0, "worker processes; 0: one a core", at_least=0)
+    client_timeout: float = option(
+        0.0, "seconds from asking a client to its reply, before it is dropped; 0: any", at_least=0
+    )
+
+    @contextmanager
+    def open(self, problem: Problem, inference: LocalInference, bins: int) -> Iterator[GridSession]:
+        """Start the simulation and stop it at the end."""
+        if importlib.util.find_spec("ray") is None:
+            raise OptionError(
+                "--engine flower: Flower's simulation needs Ray, which is not installed; "
+                "pip install 'bfl-flower[simulation]'"
+            )
+        from bfl_flower.session import GridSession
+        from bfl_flower.simulation import simulated
+
+        everyone = (*problem.clients, *problem.novel)
+        with simulated(problem, inference, bins, self.workers) as grid:
+            family = type(inference.initial(problem))
+            session = GridSession(grid, family, everyone, self.client_timeout)
+            session.wait_for(len(everyone), STARTING)
+            yield session
+
+
+@component
+class FlowerCommand(Command):
+    """Write a Flower app that runs an experiment on servers and nodes."""
+
+    name = "flower"
+
+    def build(self) -> click.Command:
+        """Return the group of commands."""
+        from bfl_flower.cli import flower
+
+        return flower
+
+
+@hookimpl
+def bfl_engines() -> Iterator[type[Engine]]:
+    """Yield the engine."""
+    yield Flower
+
+
+@hookimpl
+def bfl_commands() -> Iterator[type[Command]]:
+    """Yield the command."""
+    yield FlowerCommand

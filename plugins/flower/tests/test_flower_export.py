@@ -1,0 +1,204 @@
+"""Exported apps: what is written, and a real server with three nodes on the loopback address."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bfl_flower.app import node_problem
+from bflcore import runs
+from bflcore.cli import main
+from bflcore.errors import DataError
+from bflcore.experiment import read, resolve
+from bflcore.registry import load_registry
+
+BIN = Path(sys.executable).parent
+TINY = (
+    *("--data", "synthetic", "--partition", "natural", "--clients", "3", "--seed", "3"),
+    *("-o", "dataset.owners=3", "-o", "dataset.samples=30", "-o", "inference.local_epochs=1"),
+)
+
+
+@pytest.fixture
+def bfl(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+def experiment_of(folder):
+    file = read(folder / "experiment.toml")
+    return resolve(load_registry(), file["method"], file, {})
+
+
+def test_an_app_holds_what_servers_and_nodes_need(bfl, tmp_path):
+    status, out, err = bfl("flower", "export", "app", "bpfed", *TINY)
+    assert (status, err) == (0, "")
+    assert "app/README.md" in out
+    app = tmp_path / "app"
+    project = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert project["components"] == {"serverapp": "bfl_app:server", "clientapp": "bfl_app:client"}
+    assert project["config"]["out"] == str(app / "run")
+    assert "pip install bfl-bpfed bfl-flower bflcore" in (app / "README.md").read_text()
+    assert experiment_of(app).engine.name == "flower"
+    assert sorted(path.name for path in (app / "nodes").iterdir()) == [
+        f"client-{client}.npz" for client in range(3)
+    ]
+
+
+def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
+    assert bfl("flower", "export", "app", "fedavg", *TINY)[0] == 0
+    app = tmp_path / "app"
+    experiment = experiment_of(app)
+    whole = runs.prepare(experiment).problem
+    own = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    assert torch.equal(own.initial, whole.initial)
+    for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):
+        assert [mine.size(client) for client in range(3)] == [0, theirs.size(1), 0]
+        assert all(map(torch.equal, mine.of(1), theirs.of(1)))
+
+
+def test_data_of_another_form_is_refused(bfl, tmp_path):
+    assert bfl("flower", "export", "app", "fedavg", *TINY, "--without-data")[0] == 0
+    app = tmp_path / "app"
+    assert not (app / "nodes").exists()
+    np.savez(tmp_path / "mine.npz", x=np.zeros((5, 2), np.float32), y=np.arange(5) % 2)
+    with pytest.raises(DataError, match=r"mine.npz: classification with samples \[2\] and"):
+        node_problem(app, experiment_of(app), 0, tmp_path / "mine.npz")
+    x = np.zeros((5, *tomllib.loads((app / "data.toml").read_text())["shape"]), np.float32)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.full(5, 99))
+    with pytest.raises(DataError, match="y has label 99; allowed: 0 to"):
+        node_problem(app, experiment_of(app), 0, tmp_path / "mine.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("app", "bpfd"), "did you mean bpfed?"),
+        (("app", "bpfed", "--pretrain", "0.1"), "--pretrain needs the samples at the server"),
+        (("taken", "bpfed"), "taken exists; choose another folder"),
+        (("app",), "Missing argument 'METHOD'"),
+        (("app", "bpfed", "--clients", "0"), "--clients"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(bfl, tmp_path, arguments, said):
+    (tmp_path / "taken").mkdir()
+    flags = TINY[:4] + TINY[6:] if "--clients" in arguments else TINY
+    status, _, err = bfl("flower", "export", *arguments, *flags)
+    assert status == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def process(log, *command, environment):
+    """Run a program and everything that it starts; end all of it."""
+    with log.open("w") as file:
+        started = subprocess.Popen(
+            [str(word) for word in command],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield started
+    finally:
+        end(started)
+
+
+def end(started):
+    with suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+
+def wait_until(happened, seconds, logs):
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            said = "\n".join(f"== {log.name}\n{log.read_text()[-2000:]}" for log in logs)
+            pytest.fail(f"nothing came within {seconds} s\n{said}")
+        time.sleep(0.2)
+
+
+def records(run):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.thorough
+def test_a_server_and_three_nodes_one_killed_give_the_local_numbers_and_finish(bfl, tmp_path):
+    flags = (*TINY, "--rounds", "4", "--eval-every", "1", "--client-timeout", "60")
+    assert bfl("run", "bpfed", *flags[:-2], "--out", "local", "--quiet")[0] == 0
+    assert bfl("flower", "export", "app", "bpfed", *flags)[0] == 0
+    app, run = tmp_path / "app", tmp_path / "app" / "run"
+    address = f"127.0.0.1:{free_port()}"
+    home = tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "{address}"\ninsecure = true\n'
+    )
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    logs = [tmp_path / f"{name}.log" for name in ("server", "run", "node-0", "node-1", "node-2")]
+    with ExitStack() as running:
+
+        def start(log, *command):
+            return running.enter_context(process(log, *command, environment=environment))
+
+        host, port = address.split(":")
+        quiet = ("--insecure", "--disable-runtime-dependency-installation")
+        start(logs[0], BIN / "flower-superlink", *quiet, "--host", host, "--port", port)
+        wait_until(lambda: "startup complete" in logs[0].read_text(), 60, logs[:1])
+        nodes = [
+            start(
+                logs[2 + client],
+                BIN / "flower-supernode",
+                *("--insecure", "--superlink", address, "--port", free_port()),
+                "--node-config",
+                f'client={client} data="{app / "nodes" / f"client-{client}.npz"}"',
+            )
+            for client in range(3)
+        ]
+        start(logs[1], BIN / "flwr", "run", app, "mine", "--stream")
+        wait_until(lambda: len(records(run)) >= 2, 400, logs)
+        end(nodes[2])
+        wait_until((run / "report.html").exists, 600, logs)
+    expected, found = records(tmp_path / "local"), records(run)
+    assert found[:2] == expected[:2]
+    last = json.loads((run / "summary.json").read_text())
+    assert last["rounds"] == 4
+    assert {entry["client"] for entry in last["dropped"]} == {2}
+    held = list((app / "nodes").glob("client-0.state/*/*.safetensors"))
+    assert 1 <= len(held) <= 2  # the personal state stays on the node

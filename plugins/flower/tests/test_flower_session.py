@@ -1,0 +1,232 @@
+"""The server's session and the nodes, over a grid that hands messages from one to the other."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import attrs
+import pytest
+import torch
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from bfl_flower.node import Node, Shelf
+from bfl_flower.session import GridSession
+from bfl_flower.wire import FIT, Task
+from bflcore import BflError, ClientError, Map, Variational
+from bflcore.engines.local import Local
+from bflcore.engines.workers import Site
+from bflcore.errors import RoundError
+from bflcore.testing import small
+
+
+class Loopback(Grid):
+    """Nodes in this process: a message is answered when its reply is asked for."""
+
+    def __init__(self, nodes):
+        self.nodes = dict(nodes)  # node id -> Node
+        self.mute, self.broken = set(), set()
+        self._sent = {}
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *arguments):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            number = str(uuid4())
+            message.metadata.__dict__["_message_id"] = number
+            self._sent[number] = message
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, message_ids):
+        """Return replies in the opposite order of the questions."""
+        found = []
+        for number in sorted(message_ids, key=list(self._sent).index, reverse=True):
+            message = self._sent[number]
+            node = message.metadata.dst_node_id
+            if node not in self.mute:
+                found.append(self._reply(node, message))
+        return found
+
+    def _reply(self, node, message):
+        if node in self.broken or node not in self.nodes:
+            return Message(Error(3, "node is\nunavailable"), reply_to=message)
+        return self.nodes[node].answer(message)
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Give this process the identity that Flower gives its servers."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+
+@pytest.fixture
+def problem():
+    return small.problem(sharing="body", dtype=torch.float32)
+
+
+def grid_of(problem, inference, shelves=None):
+    site = Site(problem, inference, 10)
+    return Loopback(
+        {100 - client: Node(client, site, shelves and shelves(client)) for client in range(3)}
+    )
+
+
+def session_of(grid, inference, problem, timeout=0.0):
+    return GridSession(grid, type(inference.initial(problem)), problem.clients, timeout)
+
+
+def two_rounds(session, broadcast, clients):
+    """Fit, remember, and fit from client 0's posterior; then evaluate."""
+    for reply in list(session.fit(broadcast, clients)):
+        session.remember(reply)
+        if reply.clients == (0,):
+            following = attrs.evolve(broadcast, round=1, start=reply.posterior[0])
+    replies = list(session.fit(following, clients))
+    for reply in replies:
+        session.remember(reply)
+    return replies, list(session.evaluate(following, clients))
+
+
+@pytest.mark.parametrize("inference", [small.made(Map), small.made(Variational)])
+@pytest.mark.parametrize("stays", [False, True])
+def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, tmp_path):
+    broadcast = small.begun(inference, problem)
+    with Local(workers=1).open(problem, inference, 10) as local:
+        expected, sums = two_rounds(local, broadcast, problem.clients)
+        memories = dict(local.memories)
+    grid = grid_of(problem, inference, (lambda c: Shelf(tmp_path / str(c))) if stays else None)
+    session = session_of(grid, inference, problem)
+    found, figures = two_rounds(session, broadcast, problem.clients)
+    assert [reply.clients for reply in found] == [(0,), (1,), (2,)]
+    for one, other in zip(found, expected, strict=True):
+        mine, theirs = (attrs.evolve(reply, memory={}) for reply in (one, other))
+        assert not small.different(mine, theirs)
+    assert not small.different([f.personal for f in figures], [s.personal for s in sums])
+    if stays:  # the server knows a number, the node the memory
+        assert {c: int(m["round"]) for c, m in session.memories.items()} == dict.fromkeys(
+            range(3), 2
+        )
+        memory = grid.nodes[99].shelf.get(session.memories[1])
+        assert not small.different(memory, memories[1])
+    else:
+        assert not small.different(session.memories, memories)
+
+
+def test_a_memory_on_the_node_is_that_of_the_round_which_the_server_accepted(problem, tmp_path):
+    inference = small.made(Map)
+    shelf = Shelf(tmp_path)
+    grid = grid_of(problem, inference, lambda client: shelf if client == 0 else None)
+    session = session_of(grid, inference, problem)
+    broadcast = small.begun(inference, problem)
+    (first,) = session.fit(broadcast, [0])
+    session.remember(first)
+    kept = shelf.get(session.memories[0])
+    second = attrs.evolve(broadcast, round=1)
+    (refused,) = session.fit(second, [0])  # not remembered
+    (again,) = session.fit(second, [0])
+    assert not small.different(refused, again)
+    assert not small.different(shelf.get(session.memories[0]), kept)
+
+
+def test_a_shelf_keeps_the_last_rounds_and_forgets_a_lost_future(tmp_path):
+    shelf = Shelf(tmp_path, depth=2)
+    tickets = [shelf.put({"age": torch.tensor(age)}, age) for age in range(1, 5)]
+    with pytest.raises(BflError, match="memory of round 2 is not in"):
+        shelf.get(tickets[1])
+    assert [int(shelf.get(ticket)["age"]) for ticket in tickets[2:]] == [3, 4]
+    shelf.put({"age": torch.tensor(30)}, 3)  # the server went back
+    assert int(shelf.get(tickets[2])["age"]) == 30
+    with pytest.raises(BflError):
+        shelf.get(tickets[3])
+
+
+def test_a_lost_memory_is_the_clients_error(problem, tmp_path):
+    inference = small.made(Map)
+    session = session_of(grid_of(problem, inference, lambda _: Shelf(tmp_path)), inference, problem)
+    session.restore({1: {"round": torch.tensor(8)}})
+    replies = list(session.fit(small.begun(inference, problem), [0, 1]))
+    assert isinstance(replies[1], ClientError)
+    assert "its memory of round 8 is not in" in replies[1].reason
+
+
+def test_a_node_that_fails_or_is_gone_costs_its_client_only(problem):
+    inference = small.made(Map)
+    grid = grid_of(problem, inference)
+    session = session_of(grid, inference, problem)
+    broadcast = small.begun(inference, problem)
+    assert len(list(session.fit(broadcast, problem.clients))) == 3
+    grid.broken.add(99)
+    replies = list(session.fit(broadcast, problem.clients))
+    assert [r.clients for r in replies if not isinstance(r, ClientError)] == [(0,), (2,)]
+    (error,) = (reply for reply in replies if isinstance(reply, ClientError))
+    assert (error.client, error.stage, error.reason) == (1, "fit", "node is unavailable")
+    del grid.nodes[99]
+    (error,) = (r for r in session.evaluate(broadcast, [0, 1]) if isinstance(r, ClientError))
+    assert error.reason == "no node that is connected holds its data"
+
+
+def test_a_client_that_comes_back_as_another_node_takes_part_again(problem):
+    inference = small.made(Map)
+    grid = grid_of(problem, inference)
+    session = session_of(grid, inference, problem)
+    broadcast = small.begun(inference, problem)
+    first = list(session.fit(broadcast, problem.clients))
+    grid.nodes[7] = grid.nodes.pop(99)
+    assert not small.different(list(session.fit(broadcast, problem.clients)), first)
+
+
+def test_a_node_that_is_silent_is_dropped_when_its_time_is_over(problem):
+    inference = small.made(Map)
+    grid = grid_of(problem, inference)
+    session = session_of(grid, inference, problem, timeout=0.3)
+    session.wait_for(3, 5)
+    grid.mute.add(100)
+    replies = list(session.fit(small.begun(inference, problem), problem.clients))
+    assert isinstance(replies[0], ClientError)
+    assert replies[0].reason == "no reply within 0.3 s (--client-timeout)"
+    assert [reply.clients for reply in replies[1:]] == [(1,), (2,)]
+
+
+def test_a_run_waits_for_its_nodes_and_says_how_many_came(problem):
+    inference = small.made(Map)
+    grid = grid_of(problem, inference)
+    del grid.nodes[98]
+    session = session_of(grid, inference, problem)
+    assert session.wait_for(2, 1) == [0, 1]
+    with pytest.raises(RoundError, match="2 of 3 clients' nodes came within 0.1 s"):
+        session.wait_for(3, 0.1)
+
+
+def test_a_node_that_holds_a_client_of_no_concern_is_not_asked(problem):
+    inference = small.made(Map)
+    grid = grid_of(problem, inference)
+    grid.nodes[50] = Node(77, Site(problem, inference, 10))
+    session = session_of(grid, inference, problem)
+    assert session.wait_for(3, 1) == [0, 1, 2]
+
+
+def test_a_node_answers_for_its_own_client_alone(problem):
+    inference = small.made(Map)
+    task = Task(FIT, 0, small.begun(inference, problem), {})
+    asked = Message(task.packed(), 99, FIT)
+    asked.metadata.__dict__["_message_id"] = "1"
+    (error,) = task.read(Node(1, Site(problem, inference, 10)).answer(asked).content)
+    assert error.reason == "this node holds client 1"
