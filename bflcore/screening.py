@@ -6,7 +6,8 @@ against a client that lies within these bounds: for that there are robust aggreg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bflcore.errors import ClientError
@@ -14,9 +15,10 @@ from bflcore.errors import ClientError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bflcore.engines.base import Evaluation
     from bflcore.inference import Broadcast, LocalResult
 
-__all__ = ["LARGEST", "screen"]
+__all__ = ["LARGEST", "screen", "screen_evaluations"]
 
 # Largest magnitude of a number that a client may send. Sums of a million squares of such numbers
 # are finite in float32, and no parameter, variance or loss that means anything comes near.
@@ -41,6 +43,38 @@ def screen(
         result = reply.select([row])
         reason = _fault(result)
         yield ClientError(client, "fit", reason) if reason else result
+
+
+def screen_evaluations(
+    replies: Sequence[Evaluation | ClientError],
+) -> list[Evaluation | ClientError]:
+    """Return the replies, those that cannot be added up with most of the others as errors.
+
+    Figures that are not finite are let through: a model that diverged has such.
+    """
+    forms = [None if isinstance(reply, ClientError) else _form(reply) for reply in replies]
+    counted = Counter(form for form in forms if form)
+    usual = counted.most_common(1)[0][0] if counted else ""
+    return [
+        ClientError(reply.client, "evaluate", "its sums do not have the form of the others'")
+        if form is not None and (not form or form != usual)
+        else reply
+        for reply, form in zip(replies, forms, strict=True)
+    ]
+
+
+def _form(reply: Evaluation) -> str:
+    """Return names, shapes and types of an evaluation's sums as text; empty where it has none."""
+    try:
+        groups = [reply.personal, *([reply.shared] if reply.shared is not None else [])]
+        groups += [sums for points in reply.curves.values() for sums in points.values()]
+        if not all(float(group["examples"]) >= 1 for group in groups):
+            return ""
+        axes = [(axis, list(points)) for axis, points in reply.curves.items()]
+        sums = [[(n, list(t.shape), t.dtype) for n, t in sorted(group.items())] for group in groups]
+    except Exception:  # noqa: BLE001 - a client may send anything
+        return ""
+    return f"{sums}, {axes}"
 
 
 def _misshapen(reply: LocalResult, broadcast: Broadcast) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bflcore.errors import ClientError
+from bflcore.screening import screen_evaluations
 
 if TYPE_CHECKING:
     from bflcore.engines.base import Evaluation, Session
@@ -84,7 +85,8 @@ class Summary:
     ) -> Record:
         """Evaluate every client and return the line for ``metrics.jsonl``."""
         clock = time.perf_counter()
-        replies = list(session.evaluate(broadcast, (*problem.clients, *problem.novel)))
+        everyone = (*problem.clients, *problem.novel)
+        replies = screen_evaluations(list(session.evaluate(broadcast, everyone)))
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = _groups(found, problem.novel)

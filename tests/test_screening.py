@@ -26,10 +26,12 @@ from bflcore import (
     Variational,
     component,
 )
-from bflcore.engines.base import Session
+from bflcore.engines.base import Evaluation, Session
 from bflcore.engines.faults import GARBAGE, unreliable
 from bflcore.engines.local import Local
+from bflcore.errors import ClientError
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.screening import screen_evaluations
 
 SIZE = 5
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -280,3 +282,33 @@ def test_a_client_over_time_is_dropped_and_its_worker_replaced():
     assert [(e.client, e.reason) for e in done.dropped] == [
         (1, "it took longer than 20 s (--client-timeout)")
     ]
+
+
+SUMS = {"examples": torch.tensor(4), "correct": torch.tensor(3), "bins": torch.zeros(10)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Evaluation(1, {}, None),
+        Evaluation(1, SUMS | {"bins": torch.zeros(9)}, None),
+        Evaluation(1, SUMS | {"examples": torch.tensor(0)}, None),
+        Evaluation(1, SUMS | {"examples": torch.tensor(float("nan"))}, None),
+        Evaluation(1, SUMS | {"examples": torch.zeros(2)}, None),
+        Evaluation(1, SUMS | {"more": torch.tensor(1)}, None),
+        Evaluation(1, SUMS, SUMS),
+        Evaluation(1, SUMS, None, {"lambda": {0.0: SUMS}}),
+        Evaluation(1, SUMS | {"bins": torch.zeros(10, dtype=torch.float64)}, None),
+    ],
+)
+def test_an_evaluation_that_cannot_be_added_to_the_others_is_its_clients_error(wrong):
+    lost = ClientError(3, "evaluate", "gone")
+    fine = [Evaluation(client, SUMS, None) for client in (0, 2)]
+    found = screen_evaluations([fine[0], wrong, fine[1], lost])
+    assert [found[0], found[2], found[3]] == [*fine, lost]
+    assert (found[1].client, found[1].stage) == (1, "evaluate")
+
+
+def test_figures_of_a_model_that_diverged_are_let_through():
+    found = Evaluation(0, SUMS | {"correct": torch.tensor(float("nan"))}, None)
+    assert screen_evaluations([found]) == [found]
