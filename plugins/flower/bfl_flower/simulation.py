@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bflcore.inference import LocalInference
     from bflcore.problem import Problem
 
-__all__ = ["simulated"]
+__all__ = ["simulated", "simulation"]
 
 
 @contextmanager
@@ -44,37 +44,40 @@ def simulated(
     problem: Problem, inference: LocalInference, bins: int, workers: int
 ) -> Iterator[Grid]:
     """Yield the grid of a simulation in which every client is a node."""
-    ready: SimpleQueue[Grid | BaseException] = SimpleQueue()
-    over = threading.Event()
     with tempfile.TemporaryDirectory(prefix="bfl-flower-") as folder:
         file = Path(folder) / "site.pt"
         torch.save(Site(problem, inference, bins), file)
-        server = ServerApp()
+        nodes = len(problem.clients) + len(problem.novel)
+        with simulation(_client_app(str(file)), nodes, workers) as grid:
+            yield grid
 
-        @server.main()
-        def lend(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
-            ready.put(grid)
-            over.wait()
 
-        def simulate() -> None:
-            logging.getLogger("flwr").setLevel(logging.ERROR)
-            try:
-                run_simulation(
-                    server,
-                    _client_app(str(file)),
-                    len(problem.clients) + len(problem.novel),
-                    backend_config=_backend(workers),
-                )
-            except BaseException as error:  # noqa: BLE001 - the run must hear of it
-                ready.put(error)
+@contextmanager
+def simulation(client: ClientApp, nodes: int, workers: int) -> Iterator[Grid]:
+    """Yield the grid of a simulation of so many nodes; it ends with the context."""
+    ready: SimpleQueue[Grid | BaseException] = SimpleQueue()
+    over = threading.Event()
+    server = ServerApp()
 
-        thread = threading.Thread(target=simulate, name="flower-simulation", daemon=True)
-        thread.start()
+    @server.main()
+    def lend(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
+        ready.put(grid)
+        over.wait()
+
+    def simulate() -> None:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
         try:
-            yield _first(ready, thread)
-        finally:
-            over.set()
-            thread.join()
+            run_simulation(server, client, nodes, backend_config=_backend(workers))
+        except BaseException as error:  # noqa: BLE001 - the run must hear of it
+            ready.put(error)
+
+    thread = threading.Thread(target=simulate, name="flower-simulation", daemon=True)
+    thread.start()
+    try:
+        yield _first(ready, thread)
+    finally:
+        over.set()
+        thread.join()
 
 
 def _first(ready: SimpleQueue[Grid | BaseException], thread: threading.Thread) -> Grid:
