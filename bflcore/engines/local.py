@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bflcore.engines.base import Engine, Evaluation, Session
+from bflcore.engines.memories import Memories
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Local(Engine):
         "seconds a client may take to train or to be evaluated, before it is dropped; 0: any",
         at_least=0,
     )
+    memory_limit: int = option(
+        256, "MiB of clients' memories kept in this process; more lie on disk", at_least=0
+    )
 
     @contextmanager
     def open(
@@ -53,20 +57,25 @@ class Local(Engine):
         # and a server whose threads wait for the workers' cores spins instead of working.
         staff = workers.crew(problem, inference, bins, count, self.client_timeout)
         with workers.single_threaded(), staff as crew:
-            yield LocalSession(problem, inference, crew, chunk)
+            yield LocalSession(problem, inference, crew, chunk, self.memory_limit * 2**20)
 
 
 class LocalSession(Session):
-    """Clients on this machine; memories are kept in this process."""
+    """Clients on this machine; memories are kept in this process, or on its disk."""
 
     def __init__(
-        self, problem: Problem, inference: LocalInference, crew: workers.Crew, chunk: int
+        self,
+        problem: Problem,
+        inference: LocalInference,
+        crew: workers.Crew,
+        chunk: int,
+        limit: float,
     ) -> None:
         self._problem = problem
         self._inference = inference
         self._crew = crew
         self._chunk = chunk
-        self._memories: dict[int, Memory] = {}
+        self._memories = Memories(limit)
 
     @property
     def memories(self) -> Mapping[int, Memory]:
@@ -75,7 +84,7 @@ class LocalSession(Session):
 
     def restore(self, memories: Mapping[int, Memory]) -> None:
         """Store memories of an earlier session."""
-        self._memories = dict(memories)
+        self._memories.update(memories)
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
@@ -86,7 +95,7 @@ class LocalSession(Session):
             yield from reply
 
     def remember(self, result: LocalResult) -> None:
-        """Store memories in this process."""
+        """Store memories."""
         for row, client in enumerate(result.clients):
             self._memories[client] = {name: t[row] for name, t in result.memory.items()}
 
