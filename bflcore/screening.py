@@ -40,8 +40,11 @@ def screen(
         if spoilt:
             yield ClientError(client, "fit", spoilt)
             continue
-        result = reply.select([row])
-        reason = _fault(result)
+        try:
+            result = reply.select([row])
+            reason = _fault(result)
+        except Exception as error:  # noqa: BLE001 - types on which arithmetic is not defined
+            reason = f"malformed result ({type(error).__name__}: {error})"
         yield ClientError(client, "fit", reason) if reason else result
 
 
@@ -125,6 +128,8 @@ def _tensors(reply: LocalResult, posterior: Mapping[str, Tensor]) -> dict[str, T
 
 def _fault(result: LocalResult) -> str:
     """Say which value of one client's well-shaped result is not allowed, or return ``""``."""
+    import torch
+
     examples, loss = int(result.examples[0]), float(result.loss[0])
     if not 0 < examples <= LARGEST:
         return f"examples is {examples}; a client that trained has at least one"
@@ -132,6 +137,8 @@ def _fault(result: LocalResult) -> str:
         return f"loss is {loss:g}"
     fields = result.posterior.pack()
     for name, tensor in _tensors(result, fields).items():
+        if tensor.dtype == torch.bool:
+            continue
         if not bool((tensor.abs() <= LARGEST).all()):
             finite = bool(tensor.isfinite().all())
             return f"{name} is " + (f"larger than {LARGEST:g}" if finite else "not finite")

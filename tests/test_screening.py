@@ -191,6 +191,20 @@ def test_whatever_is_wrong_the_client_is_named_and_the_posterior_is_the_others(d
         assert torch.equal(found[name], tensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.int64, torch.uint8])
+def test_statistics_of_other_kinds_of_number_are_refused(dtype):
+    odd = changed(honest(1), "noise", torch.ones(1, 3).to(dtype))
+    done, found = outcome([honest(0), odd, honest(2)])
+    assert [error.client for error in done.dropped] == [1]
+    assert all(torch.equal(found[name], tensor) for name, tensor in without(1).items())
+
+
+def test_a_memory_may_hold_truths():
+    good = attrs.evolve(honest(1), memory={"mask": torch.tensor([[True, False]])})
+    done, _ = outcome([honest(0), good, honest(2)])
+    assert done.replied == (0, 1, 2)
+
+
 @pytest.mark.parametrize("value", [0.0, 1e-45, -1e-40, 1e14, -1e14])
 def test_unusual_means_are_let_in(value):
     good = honest(1)
