@@ -156,7 +156,8 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
 
 def _blocks(problem: Problem, client: int) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = problem.test.of(client)
-    yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
+    if len(y):  # nothing splits into one block of nothing, which has no figures
+        yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
 
 
 def _blamed(

@@ -143,26 +143,21 @@ def _clients(run: Run) -> str:
     if "personal" not in run.evaluation:
         return "<p>No client could be evaluated.</p>"
     rows = [dict(client) for client in run.evaluation["personal"]["clients"]]
-    key = "accuracy" if run.classifies else "rmse"
-    rows.sort(key=lambda row: row[key] if run.classifies else -row[key])
-    top = max(row[key] for row in rows) or 1.0
-    shown = (
-        "client",
-        "examples",
-        *[
-            k
-            for k in ("accuracy", "rmse", "nll", "ece", "brier", "nmse", "coverage90")
-            if k in rows[0]
-        ],
-    )
+    key, sign = ("accuracy", 1) if run.classifies else ("rmse", -1)
+    # What is undefined at a client is left out of its figures; without any it comes last.
+    rows.sort(key=lambda row: (key not in row, sign * row.get(key, 0)))
+    top = max(row.get(key, 0) for row in rows) or 1.0
+    figures = ("accuracy", "rmse", "nll", "ece", "brier", "nmse", "coverage90")
+    shown = ("client", "examples", *(k for k in figures if any(k in row for row in rows)))
     head = "".join(f"<th>{escape(name)}</th>" for name in (*shown, ""))
     lines = []
     for row in rows:
+        values = [row.get(name, "-") for name in shown]
         cells = "".join(
-            f"<td>{row[name]:.4f}</td>" if isinstance(row[name], float) else f"<td>{row[name]}</td>"
-            for name in shown
+            f"<td>{value:.4f}</td>" if isinstance(value, float) else f"<td>{value}</td>"
+            for value in values
         )
-        bar = f'<span class="bar" style="width:{90 * row[key] / top:.0f}px"></span>'
+        bar = f'<span class="bar" style="width:{90 * row.get(key, 0) / top:.0f}px"></span>'
         lines.append(f'<tr>{cells}<td style="text-align:left">{bar}</td></tr>')
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import attrs
 
 from bfl_bpfed.plugin import ReinforcedVariational
-from bflcore import (
-    GradientInference,
-    LocalInference,
-    Map,
-    OptionError,
-    component,
-    option,
-)
+from bflcore import GradientInference, LocalInference, Map, OptionError, component, option
 from bflcore.inference import PERSONAL
 from bflcore.randomness import SERVER
 
@@ -252,7 +245,8 @@ class PersonalBayes(Keeping, ReinforcedVariational):
 class Langevin(Written, GradientInference):
     """Sample the personal part by Langevin dynamics; descend its expected loss in the shared one.
 
-    The personal part's prior is N(0, prior_sigma^2) at every client.
+    The personal part's prior is N(m, prior_sigma^2) at every client. Goes with ``--hyper
+    accumulate``, which learns m; without, m is 0.
     """
 
     name = "langevin"
@@ -263,8 +257,8 @@ class Langevin(Written, GradientInference):
     inner_steps: int = option(10, "Langevin steps a minibatch", at_least=1)
     burn_in: float = option(0.5, "share of them not averaged over", at_least=0, below=1)
     langevin_lr: float = option(0.05, "step of the chain, in the loss per sample", above=0)
-    prior_sigma: float = option(1.0, "standard deviation of the common prior", above=0)
-    particles: int = option(10, "last states kept, one a minibatch, that predict", at_least=1)
+    prior_sigma: float = option(0.1, "standard deviation of the common prior", above=0)
+    particles: int = option(50, "last states kept, one a minibatch, that predict", at_least=1)
 
     def initial(self, problem: Problem) -> Posterior:
         """Return the network's random initialisation as one particle."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bflcore import Broadcast, Cohort, Layout, Problem
     from bflcore.training import Batch
 
+CENTRE = "centre"  # of the heads' prior: its name in statistics and at the server
+
 
 @attrs.frozen(eq=False)
 class Particles(Posterior):
@@ -61,19 +63,20 @@ def langevin(
 ) -> LocalResult:
     """Run a chain per client through its minibatches, the body moving after each.
 
-    With U(z) = -log p(D | body, z) - log N(z; 0, sigma^2), estimated from the minibatch, a step is
-    z <- z - h/n grad U + sqrt(2 h/n) xi: h is `langevin_lr`, n the client's samples.
+    With U(z) = -log p(D | body, z) - log N(z; m, sigma^2), estimated from the minibatch, a step is
+    z <- z - h/n grad U + sqrt(2 h/n) xi: h is `langevin_lr`, n the client's samples. What clients
+    send of their particles' means makes m their average over all clients (the M-step).
     """
     import torch
 
     from bflcore import point_estimation, training
     from bflcore.noise import Noise
 
-    layout, clients = problem.layout, len(cohort.clients)
+    layout = problem.layout
     chain = Particles.unpack(cohort.memory, PERSONAL).draws.clone()  # [K, S, P_personal]
     heads = chain[:, -1].clone()
-    body = broadcast.start.mean.expand(clients, -1)
-    n = body.new_tensor(cohort.sizes).clamp_min(1)[:, None]
+    n = heads.new_tensor(cohort.sizes).clamp_min(1)[:, None]
+    centre = broadcast.hyper.get(CENTRE, torch.zeros_like(heads[0]))
     h, noise = inference.langevin_lr, Noise(cohort.streams("langevin"))
     differentiate = training.Gradient(problem)
     burn_in = int(inference.burn_in * inference.inner_steps)
@@ -89,14 +92,15 @@ def langevin(
             if step >= burn_in:
                 losses += nll / averaged
                 expected = expected.add(of_body, alpha=1 / averaged)
-            to_prior = heads[:k] / (inference.prior_sigma**2 * n[:k])
+            to_prior = (heads[:k] - centre) / (inference.prior_sigma**2 * n[:k])
             xi = noise.fill(torch.empty_like(heads[:k]))
             heads[:k] += (2 * h / n[:k]).sqrt() * xi - h * (of_head + to_prior)
         chain[:k] = torch.cat([chain[:k, 1:], heads[:k, None]], dim=1)
         return losses, layout.join(expected, torch.zeros_like(heads[:k]))
 
-    start = layout.join(body, heads)
+    start = layout.join(broadcast.start.mean.expand(len(heads), -1), heads)
     w, loss = point_estimation.descend(inference, problem, cohort, start, broadcast.round, slope)
     memory = {**cohort.memory, **Particles(chain).pack(PERSONAL)}
     posterior = Particles(layout.split(w)[0][:, None])
-    return LocalResult(cohort.clients, posterior, torch.tensor(cohort.sizes), loss, {}, memory)
+    moved = {CENTRE: (chain.mean(1) - centre) / len(problem.clients)}
+    return LocalResult(cohort.clients, posterior, torch.tensor(cohort.sizes), loss, moved, memory)

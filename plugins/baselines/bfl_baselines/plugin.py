@@ -104,7 +104,7 @@ class PFedMe(Method):
     reference = "Dinh, Tran & Nguyen 2020, Algorithm 1 with beta = 1"
     inference = "pfedme"
     weighting = "equal"
-    defaults = {"inference.optimiser": "sgd", "inference.lr": 0.01}  # noqa: RUF012
+    defaults = {"inference.optimiser": "sgd", "inference.lr": 0.05}  # noqa: RUF012
 
 
 class Ditto(Method):
@@ -136,6 +136,7 @@ class FedPop(Method):
     aliases = ("fedsoul",)
     reference = "Kotelevskii et al. 2022, Algorithm 1"
     inference = "langevin"
+    hyper = "accumulate"
     share = "body"
 
 

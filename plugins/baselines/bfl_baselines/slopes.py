@@ -48,12 +48,8 @@ def ditto(
     clients = len(cohort.clients)
     server = training.joined(problem, broadcast.start, cohort.memory, clients).mean
     v = training.predicting(problem, broadcast.start, cohort.memory, clients).mean
-    plain = point_estimation.objective(inference, problem, cohort, server)
-
-    def slope(v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        nll, gradient = plain(v, batch)
-        return nll, gradient.add(v - server[: len(v)], alpha=inference.pull)
-
+    pulled = replace(inference, anchor=inference.anchor + inference.pull)
+    slope = point_estimation.objective(pulled, problem, cohort, server)
     v, _ = point_estimation.descend(inference, problem, cohort, v, broadcast.round, slope)
     return attrs.evolve(shared, memory=training.kept(shared.memory, Point(v)))
 

@@ -1,9 +1,17 @@
 """What the framework relies on, checked for every part of this plugin."""
 
+import pytest
+
 from bfl_baselines import plugin
-from bflcore.testing import parametrize_with_checks
+from bflcore.testing import parametrize_with_checks, small
 
 PARTS = [*plugin.bfl_posteriors(), *plugin.bfl_inferences(), *plugin.bfl_methods()]
+
+
+@pytest.fixture(autouse=True)
+def few_inner_steps(monkeypatch):
+    """Let pFedMe and the chain take few steps within a step: none of the checks needs more."""
+    monkeypatch.setitem(small.QUICK, "inner_steps", 2)
 
 
 @parametrize_with_checks(PARTS)

@@ -159,16 +159,36 @@ def test_snip_prunes_the_groups_with_the_least_sensitivity():
 
 
 def test_the_chain_samples_a_known_posterior():
-    """Without data worth its name the heads follow the prior N(0, sigma^2): real noise."""
-    of = problem(sizes=(1,), sharing="body")
-    of = attrs.evolve(of, train=attrs.evolve(of.train, x=torch.zeros_like(of.train.x)))
+    """Where the data says nothing of the head's weights, they follow their prior: real noise.
+
+    A step of h leaves the prior's variance sigma^2 / (1 - h / (2 sigma^2)).
+    """
+    of = problem(sizes=(1,) * 4, sharing="body")
+    of = attrs.evolve(of, initial=torch.zeros_like(of.initial))  # the body says 0 to anything
     inference = Langevin(
-        prior_sigma=0.05, langevin_lr=5e-4, particles=300, inner_steps=10, local_epochs=300,
+        prior_sigma=0.05, langevin_lr=5e-4, particles=80, inner_steps=10, local_epochs=100,
         batch_size=1, lr=1e-12,
     )  # fmt: skip
-    draws = fit(inference, of).memory["personal.draws"][0, 50:]
-    weights = draws[:, :8]  # those of the head's inputs
-    assert 0.04 < float(weights.std()) < 0.06
+    centre = torch.full_like(of.layout.split(of.initial)[1], 0.3)
+    broadcast = attrs.evolve(first_broadcast(inference, of), hyper={"centre": centre})
+    draws = fit(inference, of, broadcast=broadcast).memory["personal.draws"]
+    weights = draws[..., :8]  # those of the head's inputs
+    torch.testing.assert_close(
+        float(weights.std()), 0.05 / (1 - 5e-4 / (2 * 0.05**2)) ** 0.5, rtol=0.06, atol=0
+    )
+    assert abs(float(weights.mean()) - 0.3) < 0.005
+
+
+def test_the_chains_common_prior_follows_the_mean_of_all_particles():
+    of = problem(sizes=(7, 5, 2), sharing="body")
+    inference, hyper = Langevin(local_epochs=2, particles=3), Accumulate()
+    broadcast, memory = first_broadcast(inference, of), None
+    for _ in range(2):
+        result = fit(inference, of, memory, broadcast)
+        total = hyper.summarise(result, torch.ones(3), broadcast)
+        broadcast, memory = hyper.update(broadcast, result.posterior[0], total), result.memory
+        expected = result.memory["personal.draws"].mean((0, 1))
+        torch.testing.assert_close(broadcast.hyper["centre"], expected)
 
 
 def test_pfedbayes_keeps_q_and_sends_what_follows_it():
