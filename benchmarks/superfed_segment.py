@@ -1,10 +1,14 @@
-"""Accuracy along the segment: SuPerFed's ends against ends that were trained independently.
+"""The segment: SuPerFed's ends against ends that were trained independently, on the same samples.
 
-    python benchmarks/superfed_segment.py RUNS/mnist5k-superfed-mm RUNS/mnist5k-fedavg
+    bfl run superfed-mm -o inference.lambda_selection=ensemble ... --out MIXED
+    bfl run fedavg ... --out PLAIN
+    python benchmarks/superfed_segment.py MIXED PLAIN
 
-The first run gives the trained segment. The other ends are the second run's model and, for each
-client, a network of another random start trained on its samples alone for as many epochs as a
-client trains its local model on average.
+Both runs need the same data, seed and schedule; with `ensemble` SuPerFed holds no sample out. The
+independent ends are PLAIN's model and, for each client, a network of the same random start trained
+alone in the rounds in which SuPerFed trained its local model: the same samples, minibatches,
+number of steps and learning rates. The federated end is the server's model, with which clients
+predict, or the client's own: that of its next round, before it is averaged with others'.
 """
 
 from __future__ import annotations
@@ -12,69 +16,98 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import torch
+from torch import Tensor
 
 from bfl_superfed import prediction, subspace
-from bflcore import Broadcast, Map, Point, metrics
-from bflcore.checkpoint import Checkpoints
+from bfl_superfed.plugin import LowLossSubspace
+from bflcore import Broadcast, GradientInference, Map, Point, Problem, metrics
+from bflcore.checkpoint import Checkpoint, Checkpoints
+from bflcore.engines.work import stack
 from bflcore.experiment import resolve
 from bflcore.registry import load_registry
 from bflcore.report.reading import read_run
+from bflcore.rounds import sample_cohort
 from bflcore.runs import prepare
 
-CLIENTS = 20  # the first ones
-EPOCHS = 60  # six visits in 60 personalised rounds of 5 of 50 clients, 10 epochs each
+CLIENTS = 20  # the first ones that have a local model
+Memory = Mapping[str, Tensor]
+Curve = list[dict[str, float]]
 
 
 def main() -> None:
     """Print the mean over clients for every lambda, one JSON line a segment and figure."""
     torch.set_num_threads(1)
-    trained, plain = map(Path, sys.argv[1:3])
-    run = read_run(trained)
-    problem = prepare(resolve(load_registry(), run.summary["method"], run.experiment, {})).problem
-    points = run.evaluation["curves"]["lambda"]["clients"][:CLIENTS]
-    for name in ("accuracy", "nll"):
-        report("trained together", name, [client[name] for client in points])
+    mixed, plain = (saved(Path(folder)) for folder in sys.argv[1:3])
+    run = read_run(Path(sys.argv[1]))
+    experiment = resolve(load_registry(), run.summary["method"], run.experiment, {})
+    problem, inference = prepare(experiment).problem, experiment.inference
+    assert isinstance(inference, LowLossSubspace), "the first run is not SuPerFed's"  # noqa: S101
+    fields = attrs.fields(GradientInference)
+    same = {field.name: getattr(inference, field.name) for field in fields}
+    alone = Map(**same, weight_decay=inference.weight_decay)
+    found: dict[str, list[Curve]] = {}
 
-    saved = Checkpoints(plain / "checkpoint").read(Point)
-    assert saved is not None, "the run has no checkpoint"  # noqa: S101
-    server = saved.broadcast.start
-    alone = Map(
-        optimiser="sgd",
-        momentum=0.9,
-        weight_decay=1e-4,
-        lr=0.01,
-        local_epochs=EPOCHS,
-        batch_size=10,
-    )
-    found = []
-    for client in problem.clients[:CLIENTS]:
-        cohort = problem.cohort([client], {}, 0)
-        empty = {
-            subspace.LOCAL: torch.zeros(1, problem.layout.total),
-            subspace.STARTED: torch.zeros(1),
-        }
-        begun = subspace.with_local_models(problem, attrs.evolve(cohort, memory=empty))
-        start = Point(begun[subspace.LOCAL][0])
-        local = alone.fit(problem, Broadcast(0, start, start), cohort).posterior.mean
-        memory = begun | {subspace.LOCAL: local}
+    def add(label: str, server: Point, memory: Memory) -> None:
         x, y = problem.test.of(client)
-        curve = prediction.along_the_segment(problem, server, memory, x[None])
-        sums = (metrics.classification_sums(p.draws[0], y) for p in curve.values())
-        found.append([metrics.figures(one) for one in sums])
-    for name in ("accuracy", "nll"):
-        report("trained independently", name, [[at[name] for at in one] for one in found])
+        predictions = prediction.along_the_segment(problem, server, memory, x[None]).values()
+        sums = (metrics.classification_sums(p.draws[0], y) for p in predictions)
+        found.setdefault(label, []).append([metrics.figures(one) for one in sums])
+
+    begun = [c for c, memory in sorted(mixed.memories.items()) if memory[subspace.STARTED]]
+    for client in begun[:CLIENTS]:
+        rounds = [
+            r
+            for r in range(problem.rounds)
+            if inference.personal(problem, r)
+            and client in sample_cohort(problem.clients, experiment.run.cohort, problem.seed, r)
+        ]
+        ours = stack([mixed.memories[client]])
+        theirs = {**ours, subspace.LOCAL: trained_alone(problem, alone, client, rounds)}
+        add("together, server's", mixed.broadcast.start, ours)
+        add("independent, server's", plain.broadcast.start, theirs)
+
+        cohort = problem.cohort([client], ours, problem.rounds)
+        result = inference.fit(problem, mixed.broadcast, cohort)
+        add("together, own", result.posterior[0], result.memory)
+        own = alone.fit(problem, plain.broadcast, cohort).posterior[0]
+        once_more = trained_alone(problem, alone, client, [*rounds, problem.rounds])
+        add("independent, own", own, {**ours, subspace.LOCAL: once_more})
+    for segment, clients in found.items():
+        for name in ("accuracy", "nll"):
+            report(segment, name, [[at[name] for at in one] for one in clients])
+
+
+def saved(run: Path) -> Checkpoint:
+    """Return the state with which a run ended."""
+    checkpoint = Checkpoints(run / "checkpoint").read(Point)
+    assert checkpoint is not None, f"{run} has no checkpoint"  # noqa: S101
+    return checkpoint
+
+
+def trained_alone(problem: Problem, alone: Map, client: int, rounds: list[int]) -> Tensor:
+    """Return a client's network ``[1, P]`` trained in `rounds`, from its own random start."""
+    nothing = stack([subspace.remember(alone, problem)])
+    cohort = problem.cohort([client], nothing, 0)
+    weights = subspace.with_local_models(problem, cohort)[subspace.LOCAL]
+    for number in rounds:
+        start = Point(weights[0])
+        cohort = problem.cohort([client], {}, number)
+        weights = alone.fit(problem, Broadcast(number, start, start), cohort).posterior.mean
+    return weights
 
 
 def report(segment: str, figure: str, clients: list[list[float]]) -> None:
-    """Print the mean over clients and its standard deviation along the segment."""
+    """Print the mean over clients along the segment, and its standard deviation over lambdas."""
     means = [statistics.mean(column) for column in zip(*clients, strict=True)]
+    inner = statistics.pstdev(means[1:])
     rounded = [round(mean, 4) for mean in means]
-    spread = round(statistics.pstdev(means), 4)
-    print(json.dumps({"segment": segment, figure: rounded, "spread": spread}))
+    spread = {"spread": round(statistics.pstdev(means), 4), "without 0": round(inner, 4)}
+    print(json.dumps({"segment": segment, figure: rounded, **spread, "clients": len(clients)}))
 
 
 if __name__ == "__main__":

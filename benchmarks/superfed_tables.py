@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,11 @@ METHODS = {
     "fedprox": "fedavg --hyper continual -o inference.anchor=0.01",
     "local": "fedavg --share none",
     "superfed-mm": "superfed-mm",
+    "superfed-mm, ensemble": "superfed-mm -o inference.lambda_selection=ensemble",
     "superfed-lm": "superfed-lm",
 }
 # Fifty rounds are past FedAvg's best accuracy; its training loss still falls: it learns the noise.
-NOISE = "--data mnist5k --partition dirichlet:100 --clients 20 --rounds 50 --eval-every 10"
+NOISE = "--data mnist5k --partition dirichlet:100 --clients 20 --rounds 50 --eval-every 50"
 CELLS = ("pair:0.1", "pair:0.4", "symmetric:0.2", "symmetric:0.6")
 NOISY = {
     "fedavg": "fedavg",
@@ -43,10 +46,11 @@ NOISY = {
     "superfed-mm, ensemble": "superfed-mm -o inference.lambda_selection=ensemble",
     "superfed-lm": "superfed-lm",
 }
+SEEDS = {"mnist5k": (0, 1, 2), "fashion-mnist": (0, 1), "noise": (0,)}
 
 
 def commands() -> dict[str, str]:
-    """Return every run's arguments by name, the most telling first."""
+    """Return every run's arguments by name, without the seed."""
     split = {
         f"{data}/{name}": f"{method} {flags} {SCHEDULE}"
         for data, flags in SPLITS.items()
@@ -60,73 +64,87 @@ def commands() -> dict[str, str]:
     return split | noise
 
 
-def folder_of(root: Path, name: str) -> Path:
-    """Return the run directory of a name."""
-    return root / "".join(c if c.isalnum() or c == "-" else "-" for c in name)
+def seeds(name: str) -> tuple[int, ...]:
+    """Return the seeds of a run."""
+    return SEEDS.get(name.partition("/")[0], SEEDS["noise"])
 
 
-def finished(root: Path, name: str) -> dict[str, Any] | None:
-    """Return what a run found, or None."""
-    folder = folder_of(root, name)
-    if not (folder / "summary.json").is_file():
-        return None
-    return {
-        **json.loads((folder / "summary.json").read_text())["final"],
-        "curves": json.loads((folder / "evaluation.json").read_text()).get("curves", {}),
-    }
+def folder_of(root: Path, name: str, seed: int) -> Path:
+    """Return the run directory of a name and a seed."""
+    return root / "".join(c if c.isalnum() or c == "-" else "-" for c in f"{name}-{seed}")
+
+
+def finished(root: Path, name: str) -> dict[int, dict[str, Any]]:
+    """Return what a name's runs found, by seed."""
+    found = {}
+    for seed in seeds(name):
+        folder = folder_of(root, name, seed)
+        if (folder / "summary.json").is_file():
+            curves = json.loads((folder / "evaluation.json").read_text()).get("curves", {})
+            figures = json.loads((folder / "summary.json").read_text())["final"]
+            found[seed] = {**figures, "lambda": curves.get("lambda")}
+    return found
+
+
+def over(values: Iterable[float], digits: int = 4) -> str:
+    """Return the mean over seeds, and the standard deviation where there are several."""
+    given = list(values)
+    spread = f" ± {statistics.stdev(given):.{digits}f}" if len(given) > 1 else ""
+    return f"{statistics.mean(given):.{digits}f}{spread}"
 
 
 def split_table(root: Path, data: str) -> list[str]:
     """Return the rows of a pathological split."""
-    lines = ["| | accuracy | std over clients | ECE (pooled) | oracle | curve, lowest to highest |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = [
+        "| | seeds | accuracy | std over clients | ECE (pooled) | oracle | curve, ends |",
+        "|---" * 7 + "|",
+    ]
     for name in METHODS:
-        if found := finished(root, f"{data}/{name}"):
-            own, ece = found["personal.accuracy"], found["personal.ece"]["pooled"]
+        if by_seed := finished(root, f"{data}/{name}"):
+            found = list(by_seed.values())
+            own = [one["personal.accuracy"] for one in found]
+            ece = over(one["personal.ece"]["pooled"] for one in found)
             oracle, curve = "", ""
-            if "lambda" in found["curves"]:
-                points = found["curves"]["lambda"]
-                best = [max(client["accuracy"]) for client in points["clients"]]
-                oracle = f"{sum(best) / len(best):.4f}"
-                means = points["mean"]["accuracy"]
-                curve = f"{min(means):.4f} to {max(means):.4f}"
+            if found[0]["lambda"]:
+                best = [
+                    statistics.mean(max(client["accuracy"]) for client in one["lambda"]["clients"])
+                    for one in found
+                ]
+                oracle = over(best)
+                means = [one["lambda"]["mean"]["accuracy"] for one in found]
+                curve = " to ".join(over(mean[at] for mean in means) for at in (0, -1))
             lines.append(
-                f"| {name} | {own['mean']:.4f} | {own['std']:.4f} | {ece:.4f} "
-                f"| {oracle} | {curve} |"
+                f"| {name} | {', '.join(map(str, by_seed))} | {over(one['mean'] for one in own)} "
+                f"| {over(one['std'] for one in own)} | {ece} | {oracle} | {curve} |"
             )
     return lines
 
 
 def noise_table(root: Path) -> list[str]:
-    """Return one row a method, one column a cell: ECE, MCE, accuracy."""
-    lines = [
-        "| ECE / MCE / accuracy | " + " | ".join(CELLS) + " |",
-        "|---" * (len(CELLS) + 1) + "|",
-    ]
+    """Return one row a method, one column a cell: ECE, accuracy."""
+    lines = ["| ECE / accuracy | " + " | ".join(CELLS) + " |", "|---" * (len(CELLS) + 1) + "|"]
     for name in NOISY:
         cells = []
         for cell in CELLS:
-            found = finished(root, f"{cell}/{name}")
-            keys = ("personal.ece", "personal.mce", "personal.accuracy")
-            cells.append(" / ".join(f"{found[key]['pooled']:.4f}" for key in keys) if found else "")
+            found = finished(root, f"{cell}/{name}").values()
+            keys = ("personal.ece", "personal.accuracy")
+            texts = (over((one[key]["pooled"] for one in found), 3) for key in keys)
+            cells.append(" / ".join(texts) if found else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
 
 def page(root: Path) -> str:
     """Return the page of results so far."""
-    every = commands()
-    lines = ["# SuPerFed: results", "", "Written by `benchmarks/superfed_tables.py`; seed 0."]
+    lines = ["# SuPerFed: results", "", "Written by `benchmarks/superfed_tables.py`."]
     for data in SPLITS:
-        if not any(finished(root, f"{data}/{name}") for name in METHODS):
-            continue
-        lines += ["", f"## Pathological split, {data}", "", *split_table(root, data)]
+        if any(finished(root, f"{data}/{name}") for name in METHODS):
+            lines += ["", f"## Pathological split, {data}", "", *split_table(root, data)]
     lines += [
         "",
-        "*oracle*: each client's lambda with the best accuracy on its test samples, a bound",
-    ]
-    lines += ["and no result. *curve*: accuracy over the eleven lambdas, mean over clients."]
-    lines += [
+        "Mean over seeds ± standard deviation over seeds; std over clients: the mean over seeds of",
+        "the standard deviation over clients. *oracle*: each client's lambda of best accuracy on",
+        "its test samples, a bound and no result. *curve, ends*: accuracy at lambda 0 and 1.",
         "",
         "## Label noise",
         "",
@@ -134,12 +152,16 @@ def page(root: Path) -> str:
         "",
         "Figures pool all clients' samples.",
         "",
-        "## Along the segment, mnist5k",
+        "## Along the segment, mnist5k, seed 0",
         "",
         "![accuracy along lambda](superfed-lambda.svg)",
+        "",
+        "## Commands",
+        "",
+        "```",
     ]
-    lines += ["", "## Commands", "", "```"]
-    lines += [f"bfl run {text}" for name, text in every.items() if finished(root, name)]
+    for name, text in commands().items():
+        lines += [f"bfl run {text} --seed {seed}" for seed in finished(root, name)]
     return "\n".join([*lines, "```", ""])
 
 
@@ -153,9 +175,9 @@ def drawing(root: Path) -> str:
     ]
     for row, (name, colour) in enumerate((("superfed-mm", "#0072b2"), ("superfed-lm", "#d55e00"))):
         found = finished(root, f"mnist5k/{name}")
-        if found is None:
+        if not found:
             continue
-        curve = found["curves"]["lambda"]["mean"]["accuracy"]
+        curve = min(found.items())[1]["lambda"]["mean"]["accuracy"]
         points = " ".join(f"{40 + 35 * i},{10 + 1000 * (1 - y):.1f}" for i, y in enumerate(curve))
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
         lines.append(f'<text x="300" y="{150 + 16 * row}" fill="{colour}">{name}</text>')
@@ -168,12 +190,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/superfed-tables"))
     parser.add_argument("--only", default="", help="runs whose name contains this")
     given = parser.parse_args()
-    for name, text in commands().items():
-        if given.only in name and finished(given.runs, name) is None:
-            out = folder_of(given.runs, name)
-            words = ["run", *text.split(), "--out", str(out), "--quiet"]
-            subprocess.run([sys.executable, "-m", "bflcore.cli", *words], check=True)
-            print(name, finished(given.runs, name)["personal.accuracy"], flush=True)
+    wanted = [(name, seed) for name in commands() if given.only in name for seed in seeds(name)]
+    for name, seed in sorted(wanted, key=lambda one: seeds(one[0]).index(one[1])):
+        out = folder_of(given.runs, name, seed)
+        if not (out / "summary.json").is_file():
+            words = ["run", *commands()[name].split(), "--seed", str(seed), "--out", str(out)]
+            subprocess.run([sys.executable, "-m", "bflcore.cli", *words, "--quiet"], check=True)
+            print(name, seed, finished(given.runs, name)[seed]["personal.accuracy"], flush=True)
         RESULTS.write_text(page(given.runs))
         RESULTS.with_name("superfed-lambda.svg").write_text(drawing(given.runs))
 

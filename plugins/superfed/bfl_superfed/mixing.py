@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cosine_terms", "directions", "draw", "layers", "terms", "train"]
 
+COSINE = ((-2.0, 2.0), (2.0, -2.0))  # signs and factor of the gradient of cos^2
 FLOOR = 1e-30  # of a squared norm; far below any that float32 weights of a network have
 
 
@@ -39,28 +40,29 @@ def train(
     lambdas = draw(cohort, taken, len(slices), like=server)
     descent = Descent(inference, stack[:, :2], taken, broadcast.round)
     differentiate = training.Gradient(problem)
+    push = inference.nu * local.new_tensor(COSINE)
     steps = zip(
         training.batches(inference, cohort), lambdas, terms(inference, lambdas), strict=True
     )
     for k, group in groupby(steps, lambda step: len(step[0].sizes)):
-        known, mixed, buffer = stack[:k], mixture[:k], descent.buffer[:k]
-        w, slope = known[:, :2], known[:, 2]
         # Made once for all steps that the same clients take: on a CPU, views cost time.
+        known, mixed, buffer, total = stack[:k], mixture[:k], descent.buffer[:k], loss[:k]
+        w, slope = known[:, :2], known[:, 2]
         mixings = [(known[:, 0, at], known[:, 1, at], mixed[:, at]) for at in slices]
         products = [(buffer[..., at], known[..., at]) for at in slices]
         for batch, drawn, constant in group:
             lams, c = drawn[:, :k], constant[:, :k]
             for (federated, own, out), lam in zip(mixings, lams, strict=True):
                 torch.lerp(federated, own, lam, out=out)
-            loss[:k] += differentiate(mixed, batch, out=slope)[0]
+            total += differentiate(mixed, batch, out=slope)[0]
             if inference.nu:
-                c[..., :2].add_(cosine_terms(w), alpha=inference.nu)
+                c[..., :2].add_(cosine_terms(w, push))
             for (into, rows), matrix in zip(products, c, strict=True):
                 into.baddbmm_(matrix, rows, beta=descent.keeps)
             if inference.mu and inference.prox == "norm":
                 shift = w[:, 0] - server[:k]
                 buffer[:, 0].add_(directions(problem, shift), alpha=inference.mu)
-            descent.step(k)
+            descent.step(w, buffer)
     return stack[:, :2].clone(), training.mean_loss(loss, taken)
 
 
@@ -74,7 +76,7 @@ class Descent:
     def __init__(
         self, inference: LowLossSubspace, models: Tensor, taken: tuple[int, ...], round: int
     ) -> None:
-        self._models, self._lr = models, inference.lr_at(round)
+        self._lr = inference.lr_at(round)
         self._rule: training.Optimiser | None = None
         self.buffer, self.keeps = torch.zeros_like(models).contiguous(), inference.momentum
         if inference.optimiser != "sgd":
@@ -82,13 +84,13 @@ class Descent:
             self._rule = training.Optimiser(inference, self._copy, taken, round)
             self.keeps = 0.0
 
-    def step(self, k: int) -> None:
-        """Take one step for the first k clients."""
+    def step(self, models: Tensor, buffer: Tensor) -> None:
+        """Take one step: `models` and `buffer` ``[k, 2, P]`` are the first k clients'."""
         if self._rule is None:
-            self._models[:k].add_(self.buffer[:k], alpha=-self._lr)
+            models.add_(buffer, alpha=-self._lr)
         else:
-            self._rule.step(self.buffer[:k])
-            self._models[:k] = self._copy[:k]
+            self._rule.step(buffer)
+            models.copy_(self._copy[: len(models)])
 
 
 def layers(inference: LowLossSubspace, problem: Problem) -> list[slice]:
@@ -126,18 +128,17 @@ def terms(inference: LowLossSubspace, lambdas: Tensor) -> Tensor:
     return c
 
 
-def cosine_terms(models: Tensor) -> Tensor:
-    """Return M ``[k, 2, 2]`` such that M @ models is the gradient of cos(w_f, w_l)^2.
+def cosine_terms(models: Tensor, push: Tensor) -> Tensor:
+    """Return M ``[k, 2, 2]`` such that M @ models is nu times the gradient of cos(w_f, w_l)^2.
 
-    In w_f it is 2 cos^2 (w_l / w_f.w_l - w_f / |w_f|^2), and alike in w_l: M is 2 cos^2 over the
-    Gram matrix, negative on the diagonal. Where a norm is 0, so is M (subgradient 0).
+    In w_f that gradient is 2 cos^2 (w_l / w_f.w_l - w_f / |w_f|^2), and alike in w_l: M is
+    `push`, nu times `COSINE`, times cos^2 over the Gram matrix. Where a norm is 0, so is M
+    (subgradient 0).
     """
     gram = torch.bmm(models, models.mT)
     safe = gram + FLOOR
     cosines = gram[:, :1, 1] / safe.diagonal(dim1=1, dim2=2)  # their product is cos^2
-    found = (2 * cosines.prod(1))[:, None, None] / safe
-    found.diagonal(dim1=1, dim2=2).neg_()
-    return found
+    return cosines.prod(1)[:, None, None] * push / safe
 
 
 def directions(problem: Problem, shift: Tensor) -> Tensor:

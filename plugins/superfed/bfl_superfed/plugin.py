@@ -54,11 +54,16 @@ class LowLossSubspace(GradientInference):
         "the lambda that predicts: best on held-out training samples, fixed, or all averaged",
         choices=("validation", "fixed", "ensemble"),
     )
+    ensemble_prior: str = option(
+        "falling",
+        "density of lambda under `ensemble`: uniform, or 2 (1 - lambda), nearer the federated end",
+        choices=("falling", "uniform"),
+    )
     fixed_lambda: float = option(
         0.5, "lambda of `fixed`, and where nothing validates", at_least=0, at_most=1
     )
     validation_fraction: float = option(
-        0.2, "share of training samples held out to choose lambda", above=0, below=1
+        0.1, "share of training samples held out to choose lambda", above=0, below=1
     )
     weight_decay: float = option(0.0, "strength of the quadratic pull to zero", at_least=0)
 
@@ -104,7 +109,7 @@ class LowLossSubspace(GradientInference):
         x: Tensor,
         streams: list[torch.Generator],
     ) -> Predictive:
-        """Predict with W(lambda), or average over the grid of lambdas."""
+        """Predict with W(lambda), or average over lambdas."""
         from bfl_superfed import prediction
 
         return prediction.predict(self, problem, posterior, memory, x)

@@ -16,10 +16,17 @@ if TYPE_CHECKING:
     from bfl_superfed.plugin import LowLossSubspace
     from bflcore import Broadcast, Cohort, Posterior, Predictive, Problem
 
-__all__ = ["GRID", "along_the_segment", "ends", "personalise", "predict"]
+__all__ = ["GRID", "along_the_segment", "choose", "ends", "losses", "personalise", "predict"]
 
 LAMBDA = "lambda"  # in a client's memory, while it predicts: the lambda it chose
 GRID = tuple(step / 10 for step in range(11))  # the paper's: 0, 0.1, ..., 1
+# Equally likely lambdas. Under the density 2 (1 - lambda), of mean 1/3: the quantiles
+# (i + 1/2) / 11 of its distribution function 1 - (1 - lambda)^2.
+EXPECTED = 1 / 3
+PRIORS = {
+    "uniform": GRID,
+    "falling": tuple(1 - (1 - (i + 0.5) / 11) ** 0.5 for i in range(11)),
+}
 
 
 def ends(
@@ -39,10 +46,10 @@ def predict(
     memory: Mapping[str, Tensor],
     x: Tensor,
 ) -> Predictive:
-    """Predict with each client's lambda (S = 1), or with all of the grid (S = 11)."""
+    """Predict with each client's lambda (S = 1), or with all lambdas of the prior (S = 11)."""
     federated, local = ends(problem, posterior, memory)
     if inference.lambda_selection == "ensemble":
-        lambdas = federated.new_tensor(GRID).expand(len(x), -1)
+        lambdas = federated.new_tensor(PRIORS[inference.ensemble_prior]).expand(len(x), -1)
     else:
         fixed = federated.new_full((len(x),), inference.fixed_lambda)
         lambdas = memory.get(LAMBDA, fixed)[:, None]
@@ -91,17 +98,39 @@ def _validated(
     cohort: Cohort,
     memory: Mapping[str, Tensor],
 ) -> Tensor:
-    """Return the lambda ``[K]`` of least loss on each client's held-out samples."""
+    """Return each client's lambda ``[K]``, from its held-out samples."""
     federated, local = ends(problem, broadcast.start, memory)
     chosen = federated.new_full((len(federated),), inference.fixed_lambda)
     for row, held in enumerate(subspace.hold_out(inference, problem, cohort)[1]):
         if len(held):
             x, y = cohort.x[row, held.to(cohort.x.device)], cohort.y[row, held.to(cohort.y.device)]
-            losses = [_loss(problem, federated[row].lerp(local[row], at), x, y) for at in GRID]
-            chosen[row] = GRID[int(torch.stack(losses).argmin())]
+            mixtures = (torch.lerp(federated[row], local[row], at) for at in GRID)
+            chosen[row] = choose(torch.stack([losses(problem, w, x, y) for w in mixtures]))
     return chosen
 
 
-def _loss(problem: Problem, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def choose(losses: Tensor) -> float:
+    """Return a lambda of the grid from the losses ``[11, V]`` of held-out samples.
+
+    Of all that are within one standard error of the best (the paired difference's), the nearest
+    to `EXPECTED`: a few samples seldom tell neighbours on the segment apart.
+    """
+    excess = losses - losses[losses.mean(1).argmin()]
+    error = excess.std(1, correction=0) / len(excess[0]) ** 0.5
+    alike = (excess.mean(1) <= error).tolist()
+    return min(
+        (at for at, is_alike in zip(GRID, alike, strict=True) if is_alike),
+        key=lambda at: abs(at - EXPECTED),
+    )
+
+
+def losses(problem: Problem, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return 1 - p(y | x) of each sample ``[V]``, or for a regression -log p(y | x).
+
+    Held-out labels may be wrong, and a wrong label costs a confident model up to infinity in log
+    likelihood. 1 - p(y | x) sums to a constant over labels; such a loss ranks models alike with
+    and without symmetric noise (Ghosh, Kumar & Sastry 2017, theorem 1).
+    """
     with torch.no_grad():
-        return problem.likelihood.nll(problem.forward(weights[None], x[None])[0], y).mean()
+        nll = problem.likelihood.nll(problem.forward(weights[None], x[None])[0], y)
+    return -torch.expm1(-nll) if problem.likelihood.task == "classification" else nll

@@ -13,6 +13,7 @@ from bflcore import (
     Continual,
     Examples,
     Fixed,
+    GaussianNoise,
     Map,
     OptionError,
     Point,
@@ -121,7 +122,7 @@ def test_one_step_descends_eq_3_as_autograd_finds_it(mixes, prox):
     )
     stack = torch.stack([*models[0], slope, server])
     products = mixing.terms(inference, lambdas)[0, :, 0]
-    products[:, :, :2] += 1.5 * mixing.cosine_terms(models)
+    products[:, :, :2] += mixing.cosine_terms(models, 1.5 * models.new_tensor(mixing.COSINE))
     found = torch.cat([c @ stack[:, piece] for c, piece in zip(products, pieces, strict=True)], 1)
     if prox == "norm":
         found[0] += 0.4 * mixing.directions(of, shift[None].detach())[0]
@@ -184,7 +185,8 @@ def test_where_a_direction_is_undefined_the_gradient_is_zero():
     assert not mixing.directions(of, zero[None]).any()
     for federated, local in ((of.initial, zero), (zero, of.initial), (zero, zero)):
         models = torch.stack([federated, local])[None].float()
-        assert not torch.bmm(mixing.cosine_terms(models), models).any()
+        push = models.new_tensor(mixing.COSINE)
+        assert not torch.bmm(mixing.cosine_terms(models, push), models).any()
 
 
 @pytest.mark.parametrize(
@@ -260,19 +262,50 @@ def test_held_out_samples_are_never_trained_on_and_stay_the_same():
     assert subspace.hold_out(fixed, of, members)[0].sizes == (10, 5)
 
 
-def test_the_chosen_lambda_has_the_least_loss_on_the_held_out_samples():
+def test_a_held_out_samples_loss_is_the_chance_to_miss_its_label():
+    of = problem(sizes=(10,))
+    x, y = of.train.x[:10], of.train.y[:10]
+    missed = 1 - of.forward(of.initial[None], x[None])[0].softmax(-1)[range(10), y]
+    torch.testing.assert_close(prediction.losses(of, of.initial, x, y), missed)
+    other = attrs.evolve(of, likelihood=GaussianNoise())
+    targets = x[:, :2]
+    nll = -torch.distributions.Normal(of.forward(of.initial[None], x[None])[0], 0.1**0.5).log_prob(
+        targets
+    )
+    torch.testing.assert_close(prediction.losses(other, of.initial, x, targets), nll.sum(1))
+
+
+def test_of_lambdas_that_samples_cannot_tell_apart_the_expected_one_is_chosen():
+    grid = torch.tensor(prediction.GRID, dtype=torch.float64)
+    clear = (grid - 0.7).abs()[:, None].expand(-1, 20)  # every sample agrees
+    assert prediction.choose(clear) == 0.7
+    assert prediction.choose(torch.zeros(11, 5)) == 0.3  # of the grid, the nearest to 1/3
+    # Lambda 0.8 gains 0.2 on three samples of five and loses 0.2 on two: by 0.04 on average, with
+    # a standard error of 0.196 / sqrt(V). Five samples cannot tell; fifty can.
+    gains = torch.zeros(11, 5, dtype=torch.float64)
+    gains[8] = torch.tensor([0.2, -0.2, 0.2, -0.2, 0.2])
+    assert prediction.choose(0.5 - gains) == 0.3
+    assert prediction.choose(0.5 - gains.repeat(1, 10)) == 0.8
+
+
+def test_the_chosen_lambda_comes_from_the_held_out_samples_alone():
     of = problem(sizes=(10, 7))
-    inference = LowLossSubspace(start=0.0, **SGD)
+    inference = LowLossSubspace(start=0.0, validation_fraction=0.5, **SGD)
     members = begun(of, inference)
     broadcast = first_broadcast(inference, of)
-    memory = inference.personalise(of, broadcast, members, novel=False)
+    found = inference.personalise(of, broadcast, members, novel=False)["lambda"]
     for row, rows in enumerate(subspace.hold_out(inference, of, members)[1]):
-        losses = {}
-        for value in prediction.GRID:
-            w = (1 - value) * of.initial + value * members.memory["local"][row]
-            outputs = of.forward(w[None], members.x[row, rows][None])[0]
-            losses[value] = float(of.likelihood.nll(outputs, members.y[row, rows]).mean())
-        assert float(memory["lambda"][row]) == min(losses, key=losses.get)
+        x, y = members.x[row, rows], members.y[row, rows]
+        mixtures = [
+            (1 - at) * of.initial + at * members.memory["local"][row] for at in prediction.GRID
+        ]
+        missed = [prediction.losses(of, w, x, y) for w in mixtures]
+        assert float(found[row]) == prediction.choose(torch.stack(missed))
+    # A client's lambda follows its labels: those that only the local end predicts choose it.
+    sure = attrs.evolve(members, memory={**members.memory, "local": 50 * members.memory["local"]})
+    outputs = of.forward(sure.memory["local"], members.x)
+    told = attrs.evolve(sure, y=outputs.argmax(-1))
+    assert float(inference.personalise(of, broadcast, told, novel=False)["lambda"][0]) > 0
 
 
 def test_predictions_are_those_of_the_mixture_and_ensembles_average_the_segment():
@@ -284,12 +317,29 @@ def test_predictions_are_those_of_the_mixture_and_ensembles_average_the_segment(
     drawn = inference.predict(of, start, memory, x, []).draws
     whole = 0.7 * of.initial + 0.3 * memory["local"]
     torch.testing.assert_close(drawn[:, 0], of.forward(whole, x).softmax(-1))
-    every = attrs.evolve(inference, lambda_selection="ensemble").predict(of, start, memory, x, [])
+    ensemble = attrs.evolve(inference, lambda_selection="ensemble", ensemble_prior="uniform")
+    every = ensemble.predict(of, start, memory, x, [])
     assert every.draws.shape == (2, 11, 4, 2)
     curve = inference.curves(of, start, memory, x, [])["lambda"]
     assert list(curve) == list(prediction.GRID)
     for number, value in enumerate(curve.values()):
         torch.testing.assert_close(value.draws[:, 0], every.draws[:, number])
+
+
+def test_the_falling_prior_weighs_predictions_by_its_density():
+    of = problem(sizes=(6, 6))
+    inference = LowLossSubspace(lambda_selection="ensemble")
+    memory = begun(of, inference).memory
+    x = of.train.x[:8].view(2, 4, 3)
+    found = inference.predict(of, Point(of.initial), memory, x, []).draws
+    assert found.shape == (2, 11, 4, 2)
+    fine = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    curves = [
+        of.forward(torch.lerp(of.initial, memory["local"], value), x).softmax(-1) for value in fine
+    ]
+    density = 2 * (1 - fine) / 1000
+    expected = (density[:, None, None, None] * torch.stack(curves)).sum(0)
+    torch.testing.assert_close(found.mean(1), expected, rtol=0, atol=2e-3)
 
 
 def test_a_client_without_a_local_model_predicts_with_the_servers():
