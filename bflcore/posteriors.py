@@ -31,6 +31,9 @@ class Posterior(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "posterior"
+    # Fields that say nothing of any parameter but how the network is built: every client's and the
+    # prior's are the same, and no law of fusion changes them.
+    structure: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # every family has a mean, as a field or as a property
 

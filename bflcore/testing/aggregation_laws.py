@@ -176,7 +176,7 @@ def zero_weight_is_absence(rule: Aggregator, case: Case) -> None:
     """A client of weight zero might not have been there (law 5)."""
     clients = len(case.weights)
     added = Case(
-        type(case.posteriors).concatenate([case.posteriors, case.posteriors[[0]].map(_elsewhere)]),
+        type(case.posteriors).concatenate([case.posteriors, _elsewhere(case.posteriors[[0]])]),
         torch.cat([case.weights, case.weights.new_zeros(1)]),
         case.prior,
     )
@@ -207,7 +207,7 @@ def prior_is_only_an_origin(rule: Aggregator, case: Case) -> None:
     """A rule that does not subtract the prior gives the same from any prior."""
     if "subtracts-prior" in rule.tags:
         return
-    moved = Case(case.posteriors, case.weights, case.prior.map(_elsewhere))
+    moved = Case(case.posteriors, case.weights, _elsewhere(case.prior))
     close(rule, moved, moved.fused_by(rule), case.fused_by(rule))
 
 
@@ -308,8 +308,14 @@ def _with_mean(posterior: Posterior, function: Callable[[Tensor], Tensor]) -> Po
     return type(posterior).unpack(posterior.pack() | {"mean": function(posterior.mean)})
 
 
-def _elsewhere(tensor: Tensor) -> Tensor:
-    return tensor.abs() * 3 + 1
+def _elsewhere(posterior: Posterior) -> Posterior:
+    """Change every field that says something of the parameters."""
+    return posterior.unpack(
+        {
+            name: tensor if name in posterior.structure else tensor.abs() * 3 + 1
+            for name, tensor in posterior.pack().items()
+        }
+    )
 
 
 def _scaled(posterior: Posterior, by: float = 3.0) -> Posterior:

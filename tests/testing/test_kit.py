@@ -16,14 +16,6 @@ HERE = ("bflcore", "bfl-aggregators", "bfl-bpfed")  # other plugins run their ow
 COUNTED = "rounds are counted"
 ONE_LINE = "it never did and it never will"
 
-# A family of EM-TDAMP carries its network's sizes as fields: a law that changes every field of a
-# posterior, or rounds their average, makes sizes that are none.
-SIZES = "fields that are sizes of the network are averaged and scrambled like parameters"
-KNOWN = {
-    ("average", "the prior is only an origin"): SIZES,
-    ("average", "a zero weight is absence"): SIZES,
-}
-
 
 def installed():
     registry = load_registry()
@@ -32,18 +24,10 @@ def installed():
             yield from (registry.get(kind, name) for kind, name in distribution.components)
 
 
-def marks(check):
-    families = {family.name for family in load_registry().all("posterior")}
-    reason = KNOWN.get((check.part.name, check.name))
-    if reason and "bernoulli-gaussian" in families:
-        return [pytest.mark.xfail(reason=reason, strict=True)]
-    return []
-
-
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param(check, id=f"{part.kind}-{part.name}-{check.name}", marks=marks(check))
+        pytest.param(check, id=f"{part.kind}-{part.name}-{check.name}")
         for part in installed()
         for check in checks(part)
     ],

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import torch
 
-from bfl_tdamp.message_passing import own
+from bfl_tdamp.message_passing import TINY, own
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
 from bflcore import Broadcast
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bfl_tdamp.plugin import EMGroupSparse
     from bflcore import LocalResult, Posterior, Statistics
 
-__all__ = ["best_noise", "prune", "summarise", "update"]
+__all__ = ["balanced", "best_noise", "loss_without", "prune", "summarise", "update"]
 
 NOISE = (1e-3, 1e3)  # variances the noise of classes is kept within
 SMALLEST = 1e-6  # noise variance of a regression
@@ -49,26 +49,61 @@ def update(
         moments = {name: float(t / total["weight"]) for name, t in total.items()}
         noise = _noise(float(q.noise), moments)
         q = attrs.evolve(q, noise=torch.full_like(q.noise, noise))
-    if hyper.target < 1:
-        q = prune(hyper, q)
     first = own(broadcast.prior).slab_variance
+    if hyper.target < 1:
+        q = prune(hyper, q, balanced(q, loss_without(q, first)), broadcast.round + 1)
     prior = attrs.evolve(q, slab_variance=first)
     return Broadcast(broadcast.round + 1, q, prior, broadcast.hyper)
 
 
-def prune(hyper: EMGroupSparse, q: BernoulliGaussian) -> BernoulliGaussian:
-    """Open the odds of certain groups, or keep the target number once enough are needed."""
-    log_odds, keep = q.log_odds, round(hyper.target * q.log_odds.numel())
+def loss_without(q: BernoulliGaussian, first: Tensor) -> Tensor:
+    """Return what the data lose without each group ``[G]``, in nats: sum of Lambda mu^2 / 2.
+
+    Lambda is the precision that the data, counted once, have added to `first` ``[P]`` (the saliency
+    of LeCun et al. 1990, eq. 5). Log-odds rank the groups, too, but many end at +-50.
+    """
+    data = 1 / q.once(first).slab_variance - 1 / first
+    return 0.5 * q.per_group(q.slab_mean.square() * data)
+
+
+def balanced(q: BernoulliGaussian, loss: Tensor) -> Tensor:
+    """Divide every group's `loss` ``[G]`` by the root of the mean over its matrix's kept groups.
+
+    Each alone, many inputs that say much the same are worth little: by the plain loss a matrix of
+    them may lose nearly all. By its share of the mean, a matrix of few groups would.
+    """
+    kept = q.log_odds > -CERTAIN
+    parts = [
+        part / part[alive].mean().clamp_min(TINY).sqrt() if bool(alive.any()) else part
+        for part, alive in zip(q.by_matrix(loss), q.by_matrix(kept), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def prune(
+    hyper: EMGroupSparse, q: BernoulliGaussian, loss: Tensor, rounds: int
+) -> BernoulliGaussian:
+    """Open the odds of certain groups, then remove those of least `loss` ``[G]`` round by round.
+
+    After `rounds` the share target^(rounds / deadline) is left, and from the deadline on exactly
+    the target, for good. What the data removed comes back only then, and if too few are left.
+    """
+    log_odds, target = q.log_odds, round(hyper.target * q.log_odds.numel())
+    left = int((log_odds > 0).sum())
     if bool((log_odds.abs() >= CERTAIN).all()):
-        if bool((log_odds > 0).sum() <= keep):
+        if left == target:
             return q
-        opened = torch.where(log_odds > 0, math.log(hyper.rho / (1 - hyper.rho)), log_odds)
-        return attrs.evolve(q, log_odds=opened)
-    if int((q.probability > hyper.threshold).sum()) < keep:
-        return q
-    kept = log_odds.topk(keep).indices
-    decided = torch.full_like(log_odds, -CERTAIN).scatter(0, kept, CERTAIN)
-    return attrs.evolve(q, log_odds=decided)
+        if left > target:
+            opened = math.log(hyper.rho / (1 - hyper.rho))
+            log_odds = log_odds.masked_fill(log_odds > 0, opened)
+    late = rounds >= hyper.deadline
+    share = hyper.target ** (rounds / hyper.deadline)
+    count = target if late else round(share * log_odds.numel())
+    rank = loss - (loss.max() + 1) * (log_odds <= -CERTAIN)
+    kept = torch.zeros_like(log_odds, dtype=torch.bool)
+    kept[rank.topk(count).indices] = True
+    fate = torch.full_like(log_odds, CERTAIN) if late else log_odds
+    return attrs.evolve(q, log_odds=torch.where(kept, fate, -CERTAIN))
 
 
 def _noise(noise: float, moments: dict[str, float]) -> float:

@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from bfl_tdamp.message_passing import own
-from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
+from bfl_tdamp.posterior import CERTAIN, NUMBERS, BernoulliGaussian
 from bflcore.aggregation import weighted_sum
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bflcore import Posterior, Statistics
 
-CONSTANTS = ("centre", "noise", "shape")  # the same at every client
+CONSTANTS = ("centre", *NUMBERS)  # the same at every client that takes part
 
 __all__ = ["decode", "encode"]
 
@@ -34,9 +34,7 @@ def encode(posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statisti
     q, origin, w = own(posteriors), own(prior), weights.double()
     precision = 1 / q.slab_variance
     shift = q.slab_mean - origin.slab_mean
-    heaviest = int(w.argmax())  # a client of weight zero may hold anything
-    q = attrs.evolve(q, shape=q.shape[[heaviest]])
-    normaliser = q.per_group(q.slab_variance.log() + precision * shift.square())
+    normaliser = origin.per_group(q.slab_variance.log() + precision * shift.square())
     constants = {name: getattr(own(posteriors), name).double() for name in CONSTANTS}
     return {
         "weight": w.sum(),
@@ -54,7 +52,6 @@ def decode(total: Statistics, prior: Posterior) -> BernoulliGaussian:
     variance = weight / total["precision"]
     shift = total["shift"] / total["precision"]
     constants = {name: total[name] / weight for name in CONSTANTS}
-    origin = attrs.evolve(origin, shape=constants["shape"].round())
     log_c = 0.5 * (
         origin.per_group(variance.log() + shift.square() / variance) - total["normaliser"] / weight
     )
@@ -68,8 +65,7 @@ def decode(total: Statistics, prior: Posterior) -> BernoulliGaussian:
         slab_mean=origin.slab_mean + shift,
         slab_variance=variance,
         log_odds=log_odds.clamp(-CERTAIN, CERTAIN),
-        centre=constants["centre"],
-        noise=constants["noise"],
+        **constants,
     )
     dtype = origin.slab_mean.dtype
     return fused.map(lambda tensor: tensor.to(dtype))

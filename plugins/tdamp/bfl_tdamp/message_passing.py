@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bflcore.posteriors import Posterior
     from bflcore.training import Batch
 
-__all__ = ["fit", "initial", "own"]
+__all__ = ["first_variance", "fit", "initial", "own"]
 
 VELOCITY = "velocity"  # in a client's memory: the means' last move
 TINY = 1e-30  # keeps 0 / 0 a zero
@@ -39,12 +39,9 @@ def initial(inference: Tdamp, problem: Problem) -> BernoulliGaussian:
     n is the number of inputs; biases start at N(0, v_0). Layers are centred at the mean
     activations of a network with these means, over training samples of all clients.
     """
-    classifies = problem.likelihood.task == "classification"
-    v_0 = inference.variance or (10.0 if classifies else 0.5)
     draws = stream(problem.seed, SERVER, SERVER, "tdamp", problem.device)
     layout, columns = problem.layout, groups(problem.layout)
     mean = torch.zeros_like(problem.initial)
-    variance = torch.full_like(mean, v_0)
     order = chain(problem)
     for depth, path in enumerate(order):
         name = f"{path}.weight".lstrip(".")
@@ -53,12 +50,11 @@ def initial(inference: Tdamp, problem: Problem) -> BernoulliGaussian:
         size = shape[0] * shape[1]
         scale *= LAST if depth == len(order) - 1 else 1
         mean[part] = scale * torch.randn(size, generator=draws, device=mean.device).to(mean.dtype)
-        variance[part] = v_0 / shape[1]
     log_odds = mean.new_full((columns.total,), float(torch.logit(torch.tensor(inference.rho))))
     q = BernoulliGaussian.of(
         layout,
         mean,
-        variance,
+        first_variance(inference, problem),
         log_odds.clamp(-CERTAIN, CERTAIN),
         torch.zeros_like(log_odds),
         inference.noise,
@@ -66,6 +62,17 @@ def initial(inference: Tdamp, problem: Problem) -> BernoulliGaussian:
     if inference.centred:
         _centre(problem, q.map(lambda t: t[None]), order)
     return q
+
+
+def first_variance(inference: Tdamp, problem: Problem) -> Tensor:
+    """Return the slabs' variance ``[P]`` before any data: v_0, for weights over their inputs."""
+    classifies = problem.likelihood.task == "classification"
+    v_0 = inference.variance or (10.0 if classifies else 0.5)
+    layout, variance = problem.layout, torch.full_like(problem.initial, v_0)
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if len(shape) == 2:
+            variance[layout.slices[name]] /= shape[1]
+    return variance
 
 
 def _centre(problem: Problem, q: BernoulliGaussian, order: list[str]) -> None:
@@ -88,13 +95,14 @@ def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort
     sweep = [max(1, -(-size // inference.batch_size)) for size in cohort.sizes]
     done_before = broadcast.round * inference.local_epochs
     observe = probit_output if problem.likelihood.task == "classification" else gaussian_output
+    copies = _copies(inference, problem, cohort).to(q.noise)
     loss, residuals = q.noise.new_zeros(clients), Residuals(inference, cohort, q.noise[:, 0])
     for step, batch in enumerate(training.batches(inference, cohort), 1):
         k = len(batch.sizes)
         active = [[layer.rows(k) for layer in one] for one in (net, anchor, momentum)]
         passes = list(forward(active[0], batch.x.flatten(2)))
         output = observe(passes[-1].p, passes[-1].variance, batch.y, q.noise[:k, None])
-        messages = _messages(passes, output, batch)
+        messages = _messages(passes, output, batch, copies[:k])
         changes = [
             _change(layer, done, *message)
             for layer, done, message in zip(active[0], passes, messages, strict=True)
@@ -103,11 +111,13 @@ def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort
         for layer, drift, change in zip(active[0], active[2], changes, strict=True):
             _apply(layer, drift, change, pace, inference.momentum)
         ended = [divmod(step, minibatches) for minibatches in sweep[:k]]
-        keeps = [1.0 if rest else inference.keeps(done_before + n - 1) for n, rest in ended]
-        if min(keeps) < 1:
-            share = q.noise.new_tensor(keeps)[:, None, None]
+        if not all(rest for _, rest in ended):
+            keeps = [1.0 if rest else inference.keeps(done_before + n - 1) for n, rest in ended]
+            share = q.noise.new_tensor(keeps)[:, None]
+            q.counted[:k] += q.noise.new_tensor([not rest for _, rest in ended])[:, None]
+            q.counted[:k] *= share
             for layer, first in zip(active[0], active[1], strict=True):
-                _forget(layer, first, share)
+                _forget(layer, first, share[..., None])
         nll = output.nll
         loss[:k] += nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
         residuals.add(output, batch)
@@ -122,15 +132,31 @@ def own(posterior: Posterior) -> BernoulliGaussian:
     return posterior
 
 
-def _messages(passes: list[Pass], output: Output, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Return S and U of every layer's pre-activations, from the outputs back to the inputs."""
+def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> Tensor:
+    """Return how often a client counts each of its samples ``[K, 1, 1]``: n / n_k.
+
+    The geometric mean takes client k's evidence to the power n_k / n. With prior p and likelihoods
+    l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts everybody's data once.
+    """
+    total = sum(map(problem.train.size, problem.clients)) if inference.pooled else 0
+    copies = [total / size if total and size else 1.0 for size in cohort.sizes]
+    return torch.tensor(copies)[:, None, None]
+
+
+def _messages(
+    passes: list[Pass], output: Output, batch: Batch, copies: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Return S and U of every layer's pre-activations, from the outputs back to the inputs.
+
+    Every sample's are taken `copies` ``[k, 1, 1]`` times.
+    """
     real = None if batch.weight is None else (batch.weight > 0).to(output.s.dtype)[..., None]
     s, u = output.s, output.u
     found = []
     for depth in reversed(range(len(passes))):
         if real is not None:
             s, u = s * real, u * real  # padding has nothing to say
-        found.append((s, u))
+        found.append((s * copies, u * copies))
         if depth:
             w, z = passes[depth].weights, passes[depth - 1].rectified
             assert z is not None  # noqa: S101 - every layer but the last is rectified

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from bflcore import Cohort, LocalResult, Predictive, Problem, Statistics
 
 
-LAYOUT = "the law also scrambles the fields that describe the network, which all clients share"
-
-
 @component
 class Tdamp(LocalInference):
     """Infer weights by approximate message passing over minibatches, without a learning rate.
@@ -68,6 +65,11 @@ class Tdamp(LocalInference):
     )
     momentum: float = option(
         0.8, "share of a minibatch's move that the next one repeats", at_least=0, below=1
+    )
+    pooled: bool = option(
+        True,
+        "count a client's samples as if all clients' were like them, so that the geometric mean "
+        "by examples counts everybody's once a sweep; off: n_k / n times",
     )
     centred: bool = option(True, "expand every layer around its mean input")
     predictive: str = option(
@@ -132,10 +134,6 @@ class GeometricMean(AdditiveAggregator):
     reference = "Xu et al. 2024, eq. 11-14 (with means and variances of eq. 14 in their places)"
     families = ("bernoulli-gaussian",)
     tags = frozenset({"pools", "additive"})
-    expected_failures = {  # noqa: RUF012 - declared in Component
-        "the prior is only an origin": LAYOUT,
-        "a zero weight is absence": LAYOUT,
-    }
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Sum w, w / s, w d / s, w log-odds and the normalisers' terms; d = mu - prior mu."""
@@ -163,12 +161,12 @@ class EMGroupSparse(HyperUpdate):
     )
     rho: float = option(
         0.9,
-        "probability that kept groups are given when the others are removed (rho_0)",
+        "first probability of the groups, where some are to be removed (rho_0)",
         above=0,
         below=1,
     )
-    threshold: float = option(
-        0.99, "probability above which a group counts as needed (rho_th)", above=0, below=1
+    deadline: int = option(
+        10, "rounds over which the other groups are removed, few at a time", at_least=1
     )
     learn_noise: bool = option(True, "update the noise variance")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CERTAIN", "BernoulliGaussian", "groups", "slab_divergence"]
 
+NUMBERS = ("noise", "counted")  # fields of one number each
 CERTAIN = 50.0  # log-odds beyond which a group counts as kept (or removed) for good
 
 
@@ -38,19 +39,22 @@ class BernoulliGaussian(Posterior):
     ``[..., G]``. Parameters that are no matrix have no group and are always Gaussian. The other
     fields are constants of a round: `centre` ``[..., G]``, the input around which a layer is
     expanded, z = W (u - centre) + b, so that b is the pre-activation there; `noise` ``[..., 1]``,
-    the variance of the observations; `shape` ``[..., 2 T]``, rows and columns of each of T
+    the variance of the observations; `counted` ``[..., 1]``, how often the precisions count the
+    data, since every sweep adds them again; `shape` ``[..., 2 T]``, rows and columns of each of T
     tensors (columns 0: no matrix).
 
     Reference: Xu et al. 2024, eq. 3 and 24.
     """
 
     name = "bernoulli-gaussian"
+    structure = ("shape",)
 
     slab_mean: Tensor
     slab_variance: Tensor
     log_odds: Tensor
     centre: Tensor
     noise: Tensor
+    counted: Tensor
     shape: Tensor
 
     @classmethod
@@ -70,8 +74,9 @@ class BernoulliGaussian(Posterior):
             for side in (shape if len(shape) == 2 else (size, 0))
         ]
         batch = mean.shape[:-1]
+        one = mean.new_ones((*batch, 1))
         shape = mean.new_tensor(sides).expand(*batch, -1).clone()
-        return cls(mean, variance, log_odds, centre, mean.new_full((*batch, 1), noise), shape)
+        return cls(mean, variance, log_odds, centre, noise * one, 0 * one, shape)
 
     @classmethod
     def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> BernoulliGaussian:
@@ -101,6 +106,15 @@ class BernoulliGaussian(Posterior):
         mean = rho * self.slab_mean
         return mean, rho * self.slab_variance + (1 - rho) * mean * self.slab_mean
 
+    def once(self, first: Tensor) -> Self:
+        """Return the posterior that counts the data once: its precisions' gain over the first.
+
+        `first` ``[..., P]`` is the variance before any data; the means stay.
+        """
+        before = 1 / first
+        gain = (1 / self.slab_variance - before) / self.counted.clamp_min(1)
+        return attrs.evolve(self, slab_variance=1 / (before + gain.clamp_min(0)))
+
     def spread(self, values: Tensor, other: float) -> Tensor:
         """Give every parameter its group's value ``[..., G]``, those without one `other`."""
         import torch
@@ -127,15 +141,21 @@ class BernoulliGaussian(Posterior):
         ]
         return torch.cat(pieces, -1) if pieces else values[..., :0]
 
+    def by_matrix(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Divide numbers a group ``[..., G]`` among the matrices."""
+        counts = [columns for _, columns in self.sides() if columns]
+        parts: tuple[Tensor, ...] = values.split(counts, -1)
+        return parts
+
     def sides(self) -> list[tuple[int, int]]:
         """Return rows and columns of every tensor; all clients have the same."""
         numbers = [round(float(side)) for side in self.shape.reshape(-1, self.shape.shape[-1])[0]]
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def split(self, layout: Layout) -> tuple[Self, Self]:
-        """Divide at the borders of layers; both halves know the noise."""
+        """Divide at the borders of layers; both halves know the noise and the count."""
         halves = [
-            (tensor, tensor) if name == "noise" else _layout_of(layout, name).split(tensor)
+            (tensor, tensor) if name in NUMBERS else _layout_of(layout, name).split(tensor)
             for name, tensor in self.pack().items()
         ]
         names = self._fields()
@@ -145,17 +165,17 @@ class BernoulliGaussian(Posterior):
         )
 
     def join(self, personal: Self, layout: Layout) -> Self:
-        """Put both halves together; the noise is the shared one's."""
+        """Put both halves together; the noise and the count are the shared one's."""
         import torch
 
         mine, theirs = self.pack(), personal.pack()
         whole = {
             name: _layout_of(layout, name).join(mine[name], theirs[name])
             for name in mine
-            if name != "noise"
+            if name not in NUMBERS
         }
         batch = torch.broadcast_shapes(self.noise.shape, personal.noise.shape)
-        return self.unpack(whole | {"noise": self.noise.expand(batch)})
+        return self.unpack(whole | {name: mine[name].expand(batch) for name in NUMBERS})
 
     def fault(self) -> str:
         """Say what makes this no posterior of the family: not finite, variances not above 0."""

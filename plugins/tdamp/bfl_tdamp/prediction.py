@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bfl_tdamp.channels import probit_probabilities
-from bfl_tdamp.message_passing import own
+from bfl_tdamp.message_passing import first_variance, own
 from bfl_tdamp.network import chain, forward, layers
 from bflcore import OptionError, Predictive, training
 
@@ -66,9 +66,13 @@ def predict(
 ) -> Predictive:
     """Return class probabilities, or means and variances of targets.
 
+    The means are those of training. Variances are those of a posterior that counts the data once:
+    sweeps that count them again and again make the weights look more certain than they are.
+
     A Gaussian target is handed over as two draws, mean +- deviation: they have its moments.
     """
     q = own(training.joined(problem, posterior, memory, len(x)))
+    q = q.once(first_variance(inference, problem))
     p, variance = outputs(problem, q, x, inference.predictive)
     noise = q.noise[:, None]
     if problem.likelihood.task == "classification":

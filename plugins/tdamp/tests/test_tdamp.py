@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import attrs
@@ -111,33 +112,88 @@ def test_partial_sums_may_be_taken_in_any_grouping():
         small.same(rule.decode(sums, prior), whole, f"cut at {cut}", 1e-10)
 
 
-def linear_problem(x, y):
+def linear_problem(x, y, sizes=None):
     network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
     return small.problem(
-        (len(x),), network=network, likelihood=GaussianNoise(noise_variance=0.5), data=(x, y)
+        sizes or (len(x),),
+        network=network,
+        likelihood=GaussianNoise(noise_variance=0.5),
+        data=(x, y),
     )
 
 
 def test_a_linear_layer_reaches_exact_bayesian_regression():
     """Orthogonal inputs, one sample a minibatch, a sample's own evidence small: Bayes' rule."""
-    seen = torch.eye(3, dtype=torch.float64).repeat(300, 1)
-    x = seen * torch.randn(900, 1, generator=small.generator(3), dtype=torch.float64)
-    y = 2 * x.sum(1, keepdim=True) + torch.randn(
-        900, 1, generator=small.generator(4), dtype=torch.float64
-    )
+    x, y = orthogonal(900)
     of = linear_problem(x, y)
-    inference = Tdamp(
-        noise=40.0, local_epochs=1, batch_size=1, centred=False, momentum=0, variance=0.3,
-        forgetting=1.0,
-    )  # fmt: skip
+    inference = sweeping()
     broadcast = small.begun(inference, of)
     found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
-    v = 0.1  # 0.3 over three inputs
-    precision = 1 / v + x.square().sum(0) / 40
-    mean = (broadcast.start.slab_mean / v + (x * y).sum(0) / 40) / precision
-    assert float(precision.min()) > 1.5 / v  # the data matter
+    mean, precision = exact(broadcast, x, y)
+    assert float(precision.min()) > 1.5 / V  # the data matter
     torch.testing.assert_close(found.slab_mean[0], mean, atol=0, rtol=5e-3)
     torch.testing.assert_close(found.slab_variance[0], 1 / precision, atol=0, rtol=5e-3)
+
+
+V = 0.1  # first variance of a weight: 0.3 over three inputs
+
+
+def exact(broadcast, x, y, sweeps=1):
+    """Return mean and precision of a regression with noise 40 whose data count `sweeps` times."""
+    precision = 1 / V + sweeps * x.square().sum(0) / 40
+    return (broadcast.start.slab_mean / V + sweeps * (x * y).sum(0) / 40) / precision, precision
+
+
+def orthogonal(samples):
+    x = torch.eye(3, dtype=torch.float64).repeat(samples // 3, 1)
+    x = x * torch.randn(samples, 1, generator=small.generator(3), dtype=torch.float64)
+    noise = torch.randn(samples, 1, generator=small.generator(4), dtype=torch.float64)
+    return x, 2 * x.sum(1, keepdim=True) + noise
+
+
+def sweeping(**options):
+    """Return an inference that is Bayes' rule, to a sample's own evidence, on `orthogonal`."""
+    return Tdamp(
+        **{"noise": 40.0, "local_epochs": 1, "batch_size": 1, "centred": False, "momentum": 0,
+           "variance": 0.3, "forgetting": 1.0} | options
+    )  # fmt: skip
+
+
+def test_the_geometric_mean_of_pooled_clients_is_exact_regression_on_all_data():
+    """Clients of 600 and 300 samples, each counted as often as all 900 weigh against them."""
+    x, y = orthogonal(900)
+    of = linear_problem(x, y, (600, 300))
+    inference = sweeping()
+    broadcast = small.begun(inference, of)
+    sent = inference.fit(of, broadcast, small.clients_of(of, inference))
+    fused = GeometricMean().fuse(sent.posterior, sent.examples.double(), broadcast.prior)
+    data = [torch.cat([of.train.of(client)[part] for client in of.clients]) for part in (0, 1)]
+    mean, precision = exact(broadcast, *data)
+    torch.testing.assert_close(fused.slab_variance, 1 / precision, atol=0, rtol=5e-3)
+    torch.testing.assert_close(fused.slab_mean, mean, atol=0.02, rtol=0)
+
+
+def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
+    x, y = orthogonal(300)
+    of = linear_problem(x, y)
+    inference = sweeping(local_epochs=4)
+    broadcast = small.begun(inference, of)
+    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    assert float(found.counted) == 4
+    _, four = exact(broadcast, x, y, 4)
+    _, once = exact(broadcast, x, y)
+    torch.testing.assert_close(found.slab_variance[0], 1 / four, atol=0, rtol=5e-3)
+    single = found.once(broadcast.prior.slab_variance)
+    torch.testing.assert_close(single.slab_variance[0], 1 / once, atol=0, rtol=5e-3)
+    assert torch.equal(single.slab_mean, found.slab_mean)
+
+
+def test_what_is_forgotten_is_not_counted():
+    of = small.problem((12,))
+    inference = Tdamp(local_epochs=3, batch_size=4, forgetting=0.9)
+    broadcast = small.begun(inference, of)
+    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    assert float(found.counted) == pytest.approx(0.9 + 0.81 + 0.729)
 
 
 @pytest.mark.parametrize("location", [-2.7, -1.0, -0.3, 0.0, 0.25])
@@ -162,13 +218,56 @@ def test_the_noise_is_left_alone_where_none_is_best():
 
 
 @pytest.mark.parametrize("target", [0.5, 0.3, 0.2, 0.1])
-def test_pruning_keeps_exactly_the_target(target):
-    count = 200
-    odds = torch.randn(count, generator=small.generator()).double() * 3 + 8
+def test_pruning_ends_at_the_deadline_with_exactly_the_target(target):
+    count, hyper = 200, EMGroupSparse(target=target, deadline=4)
+    loss = torch.randn(count, generator=small.generator(), dtype=torch.float64).exp()
+    certain = torch.full((count,), CERTAIN, dtype=torch.float64)
+    q, left = attrs.evolve(posteriors(1)[0], log_odds=certain), [count]
+    for done in (1, 2, 3, 4, 5):
+        q = em.prune(hyper, q, loss, done)
+        kept = q.log_odds > 0
+        left.append(int(kept.sum()))
+        assert float(loss[kept].min()) >= float(loss[~kept].max())
+    assert left[-2:] == [round(target * count)] * 2
+    shares = [now / before for before, now in itertools.pairwise(left[:-1])]
+    assert shares == pytest.approx([target**0.25] * 4, rel=0.1)  # the same share every round
+    assert bool((q.log_odds.abs() == CERTAIN).all())
+
+
+def test_what_the_data_removed_comes_back_only_where_too_few_are_left():
+    odds = torch.tensor([-CERTAIN, 3.0, -1.0, 2.0], dtype=torch.float64)
     q = attrs.evolve(posteriors(1)[0], log_odds=odds)
-    kept = em.prune(EMGroupSparse(target=target), q).log_odds > 0
-    assert int(kept.sum()) == round(target * count)
-    assert float(odds[kept].min()) >= float(odds[~kept].max())
+    loss = torch.tensor([9.0, 1.0, 2.0, 3.0], dtype=torch.float64)  # most of the removed one
+    kept = [
+        (em.prune(EMGroupSparse(target=target, deadline=1), q, loss, 1).log_odds > 0).tolist()
+        for target in (0.5, 1 - 1e-9)
+    ]
+    assert kept == [[False, False, True, True], [True] * 4]
+    early = em.prune(EMGroupSparse(target=0.9, deadline=99), q, loss, 1)
+    assert torch.equal(early.log_odds, odds)
+
+
+def test_the_loss_without_a_group_is_that_of_the_data_alone():
+    """The data's log likelihood at zero against the mean: of the posterior over its prior."""
+    q = attrs.evolve(posteriors(1)[0], counted=torch.full((1,), 3.0, dtype=torch.float64))
+    first = 3 * q.slab_variance
+    found = em.loss_without(q, first)
+    for group, coordinates in ((1, (1, 4)), (3, (8, 10, 12))):  # of 2 x 3, and 2, and 3 x 2
+        expected = 0.0
+        for i in coordinates:
+            mean, gain = q.slab_mean[i], (1 / q.slab_variance[i] - 1 / first[i]) / 3
+            seen = 1 / math.sqrt(gain)
+            expected += stats.norm.logpdf(mean, mean, seen) - stats.norm.logpdf(0, mean, seen)
+        assert float(found[group]) == pytest.approx(float(expected))
+
+
+def test_the_loss_is_balanced_among_matrices_by_the_root_of_their_means():
+    odds = torch.tensor([9.0, -CERTAIN, 9.0, -CERTAIN, -CERTAIN], dtype=torch.float64)
+    q = attrs.evolve(posteriors(1)[0], log_odds=odds)  # 3 groups and 2
+    loss = torch.tensor([4.0, 70.0, 14.0, 5.0, 6.0], dtype=torch.float64)
+    found = em.balanced(q, loss)
+    torch.testing.assert_close(found[:3], loss[:3] / 3)  # the mean of 4 and 14 is 9
+    assert torch.equal(found[3:], loss[3:])  # nothing is kept there
 
 
 def fitted(likelihood=None):
