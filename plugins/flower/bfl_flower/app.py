@@ -7,7 +7,7 @@ says what a sample looks like. Both halves make the same network of these.
 from __future__ import annotations
 
 import hashlib
-import tomllib
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from bflcore.errors import DataError, OptionError, RunError
 from bflcore.experiment import Experiment, read, resolve
 from bflcore.registry import load_registry
 
-__all__ = ["client_app", "node_problem", "server_app"]
+__all__ = ["DATA", "EXPERIMENT", "client_app", "node_problem", "server_app", "without_samples"]
 
 EXPERIMENT, DATA = "experiment.toml", "data.toml"
 
@@ -60,7 +60,7 @@ def _serve(folder: Path, grid: Grid, context: Context) -> None:
 
     settings = context.run_config
     experiment, registry = _experiment(folder, "cpu"), load_registry()
-    prepared = runs.assemble(experiment, *_without_samples(folder, experiment))
+    prepared = runs.assemble(experiment, *without_samples(read(folder / DATA), experiment))
     problem, inference = prepared.problem, prepared.experiment.inference
     out = Path(str(settings["out"]))
     if (out / EXPERIMENT).exists():
@@ -138,9 +138,8 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
     return runs.assemble(experiment, dataset, Partition(**parts, held_out=tests > 0)).problem
 
 
-def _without_samples(folder: Path, experiment: Experiment) -> tuple[Dataset, Partition]:
+def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Dataset, Partition]:
     """Return what the server has of the data: its form."""
-    form = tomllib.loads((folder / DATA).read_text(encoding="utf-8"))
     labels = form["task"] == "classification"
     outputs = int(form["outputs"])
     y: Any = np.empty(0, np.int64) if labels else np.empty((0, outputs), np.float32)

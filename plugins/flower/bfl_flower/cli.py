@@ -33,7 +33,7 @@ def export(folder: Path, without_data: bool, **given: Any) -> None:
 
     registry = load_registry()
     experiment = resolved(registry, **given | {"engine": given["engine"] or "flower"})
-    writing.refuse(experiment)
     prepared = runs.prepare(experiment)
+    writing.refuse(prepared)
     writing.export(folder, prepared, registry, with_data=not without_data)
     click.echo(f"app: {folder}\nhow to run it: {folder / 'README.md'}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
-from bfl_flower.app import DATA, EXPERIMENT
+from bfl_flower.app import DATA, EXPERIMENT, without_samples
+from bflcore import runs
 from bflcore.errors import OptionError, RunError
 from bflcore.run_directory import used
 
@@ -61,12 +62,43 @@ to use certificates.
 """
 
 
-def refuse(experiment: Experiment) -> None:
-    """Refuse what a server without data cannot do."""
+def refuse(prepared: Prepared) -> None:
+    """Refuse what a server without samples cannot do."""
+    experiment = prepared.experiment
     if experiment.run.pretrain:
+        raise OptionError("--pretrain needs samples at the server, which has none; leave it out")
+    if not _begins_without_samples(prepared):
         raise OptionError(
-            "--pretrain needs the samples at the server, which has none; leave it out"
+            f"inference {experiment.inference.name} begins with what it has seen of all clients' "
+            "samples, but a server has none; run it with --engine local or --engine flower"
         )
+
+
+def _begins_without_samples(prepared: Prepared) -> bool:
+    """Tell whether the first broadcast is the same for who has no samples."""
+    experiment = prepared.experiment
+    inference = experiment.inference
+    alone = runs.assemble(experiment, *without_samples(form_of(prepared), experiment)).problem
+    try:
+        return all(
+            tensor.equal(begins(prepared.problem).pack()[name])
+            for begins in (inference.initial, inference.prior)
+            for name, tensor in begins(alone).pack().items()
+        )
+    except Exception:  # noqa: BLE001 - of nothing there is no mean, no first sample
+        return False
+
+
+def form_of(prepared: Prepared) -> dict[str, Any]:
+    """Return what ``data.toml`` says: the task, and a sample's shape."""
+    problem = prepared.problem
+    one = problem.train.x[None, :1]
+    return {
+        "name": prepared.experiment.data.data,
+        "task": problem.likelihood.task,
+        "shape": list(one.shape[2:]),
+        "outputs": problem.forward(problem.initial[None], one).shape[-1],
+    }
 
 
 def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: bool) -> None:
@@ -81,29 +113,21 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
     except OSError as error:
         raise RunError(f"{folder} cannot be created ({error.strerror})") from None
     problem, experiment = prepared.problem, prepared.experiment
-    classification = problem.likelihood.task == "classification"
-    outputs = problem.forward(problem.initial[None], problem.train.x[None, :1]).shape[-1]
-    shape = list(problem.train.x.shape[1:])
+    form = form_of(prepared)
+    labels, outputs = form["task"] == "classification", form["outputs"]
     needed = sorted(used(experiment, registry))
     out = str((folder / "run").resolve())
     texts: dict[str, Any] = {
         "bfl_app.py": APP,
         EXPERIMENT: tomli_w.dumps(experiment.as_toml()),
-        DATA: tomli_w.dumps(
-            {
-                "name": experiment.data.data,
-                "task": problem.likelihood.task,
-                "shape": shape,
-                "outputs": outputs,
-            }
-        ),
+        DATA: tomli_w.dumps(form),
         "pyproject.toml": tomli_w.dumps(_project(experiment, out)),
         "README.md": README.format(
             method=experiment.method,
             distributions=" ".join(needed),
             last=experiment.data.clients - 1,
-            shape=shape,
-            targets=f"labels 0 to {outputs - 1}" if classification else f"{outputs} targets",
+            shape=form["shape"],
+            targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
             out=out,
         ),
     }

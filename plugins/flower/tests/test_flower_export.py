@@ -93,7 +93,8 @@ def test_data_of_another_form_is_refused(bfl, tmp_path):
     ("arguments", "said"),
     [
         (("app", "bpfd"), "did you mean bpfed?"),
-        (("app", "bpfed", "--pretrain", "0.1"), "--pretrain needs the samples at the server"),
+        (("app", "bpfed", "--pretrain", "0.1"), "--pretrain needs samples at the server"),
+        (("app", "em-tdamp"), "inference tdamp begins with what it has seen"),
         (("taken", "bpfed"), "taken exists; choose another folder"),
         (("app",), "Missing argument 'METHOD'"),
         (("app", "bpfed", "--clients", "0"), "--clients"),
