@@ -171,6 +171,10 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     run = build(RunSettings, _settings(RunSettings, recipe, file, flags), "--")
     table = _table(file, "data")
     data = build(DataSettings, _settings(DataSettings, recipe, table, flags.get("data", {})), "--")
+    if "cohort" not in {**file, **flags} and run.cohort > data.clients - data.novel_clients:
+        run = attrs.evolve(
+            cast("Any", run), cohort=0
+        )  # the method's default is for more clients: take all
     _check_counts(run, data)
     parts = {
         kind: _part(registry, kind, recipe, _table(file, kind), flags.get(kind, {}))

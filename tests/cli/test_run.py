@@ -330,3 +330,13 @@ def test_listings_answer(bfl):
     assert ("variational", "empirical-bayes") not in refused
     for command in ("list-plugins", "matrix", "list"):
         assert bfl(command)[0] == 0
+
+
+def test_a_methods_cohort_for_more_clients_than_there_are_is_all_of_them(bfl, tmp_path):
+    quick = (*QUICK, "-o", "inference.local_epochs=1")
+    status, _, err = bfl("run", "superfed-mm", *quick, "--out", "run")
+    assert status == 0, err
+    assert tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())["cohort"] == 0
+    status, _, err = bfl("run", "superfed-mm", *quick, "--cohort", "5")
+    assert status == 2
+    assert "--cohort: 5 is more than the clients that train; allowed: at most 3" in err
