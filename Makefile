@@ -72,7 +72,7 @@ $(BENCH_READY): $(READY)
 
 bench: $(BENCH_READY)
 	@for script in startup fedavg_round variational_round workers checkpoint fusion_speed fedsi_laplace \
-			superfed_step tdamp_epoch; do \
+			superfed_step tdamp_epoch flower_round many_clients; do \
 		PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:
