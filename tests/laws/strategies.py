@@ -18,6 +18,7 @@ from bflcore.testing.aggregation_relations import Regression
 DTYPES = st.sampled_from([torch.float64, torch.float32])
 CLIENTS = st.integers(1, 50)
 DECADES = 12  # precisions from 1e-12 to 1e12
+DUST = 1e-12  # a millionth of the smallest standard deviation, 10^(-DECADES / 2)
 
 
 def table(draw, rows, columns, low, high, fill=0.0):
@@ -31,9 +32,9 @@ def cases(draw, family="gaussian", zeros=True, clients=CLIENTS):
     """Draw K posteriors, weights from 1e-9 to 1, and a prior no more certain than any client."""
     dtype, k, p = draw(DTYPES), draw(clients), draw(st.integers(1, 3))
     # Few reals are drawn; each client's are a mixture of them, so that no two need be equal.
-    mean = torch.tensor(table(draw, k, p, -10, 10)) + _ripple(k, p, draw(st.floats(0, 3)))
+    mean = _no_dust(torch.tensor(table(draw, k, p, -10, 10)) + _ripple(k, p, draw(st.floats(0, 3))))
     weights = 10.0 ** torch.tensor(table(draw, 1, k, -9, 0)[0])
-    origin = torch.tensor(table(draw, 1, p, -10, 10)[0])
+    origin = _no_dust(torch.tensor(table(draw, 1, p, -10, 10)[0]))
     if family == "point":
         return Case(Point(mean.to(dtype)), weights, Point(origin.to(dtype)))
     power = table(draw, k, p, -DECADES, DECADES)
@@ -46,6 +47,11 @@ def cases(draw, family="gaussian", zeros=True, clients=CLIENTS):
     wider = 10.0 ** draw(st.floats(0, 2))
     prior = Gaussian(origin.to(dtype), variance.amax(0) * wider)
     return Case(Gaussian(mean.to(dtype), variance), weights, prior)
+
+
+def _no_dust(means):
+    """Make means 0 whose products with weights and precisions would lose digits by underflow."""
+    return means.masked_fill(means.abs() < DUST, 0.0)
 
 
 @st.composite
