@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
-from torch import Tensor
 
 from bflcore import Broadcast, ClientError, LocalResult
-from bflcore.engines.base import Evaluation, Session
+from bflcore.engines.base import Wrapped
 from bflcore.experiment import Text, resolve
 from bflcore.registry import load_registry
 from bflcore.runs import RunDirectory, execute, prepare
@@ -43,20 +42,8 @@ CELLS: dict[str, tuple[dict[str, object], dict[str, object], bool]] = {
 }
 
 
-class Attacked(Session):
+class Attacked(Wrapped):
     """A session in which some clients lie."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    @property
-    def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The memories of the session."""
-        return self.session.memories
-
-    def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Hand memories to the session."""
-        self.session.restore(memories)
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
@@ -69,16 +56,6 @@ class Attacked(Session):
             packed = reply.posterior.pack()
             wrong = reply.posterior.unpack(packed | {"mean": STRENGTH * packed["mean"]})
             yield attrs.evolve(reply, posterior=wrong)
-
-    def remember(self, result: LocalResult) -> None:
-        """Hand the result to the session."""
-        self.session.remember(result)
-
-    def evaluate(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[Evaluation | ClientError]:
-        """Evaluate as the session does."""
-        yield from self.session.evaluate(broadcast, clients)
 
 
 def run(label: str, folder: Path, rounds: int, seed: int) -> dict:

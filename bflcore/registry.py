@@ -159,7 +159,7 @@ def _metadata(installed: Installed, field: str) -> list[str]:
     """Return a field's values; none where the metadata are missing, which some finders raise."""
     try:
         return installed.metadata.get_all(field) or []
-    except Exception:
+    except (OSError, ValueError, AttributeError):
         return []
 
 

@@ -15,11 +15,8 @@ from bflcore.errors import DataError
 
 __all__ = ["torchvision"]
 
-MISSING = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-_declared: list[object] = []  # a torch library lives as long as something holds it
+MISSING = ("nms", "qnms")
+SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def torchvision() -> ModuleType:
@@ -49,8 +46,6 @@ def _declare() -> None:
 
     for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # half imported
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for schema in MISSING:
+    for name in MISSING:
         with contextlib.suppress(RuntimeError):  # the real operator is there after all
-            library.define(schema)
-    _declared.append(library)
+            torch.library.define(f"torchvision::{name}", SCHEMA)

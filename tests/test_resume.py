@@ -39,20 +39,6 @@ QUICK = {"local_epochs": 1, "head_epochs": 1, "steps": 1}
 METHODS = [part.name for part in load_registry().all("method")]
 
 
-@pytest.fixture
-def bfl(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder; return exit status, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return run
-
-
 def inference_of(method):
     return load_registry().get("method", method).inference
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bflcore.inference import Broadcast, LocalInference, LocalResult
     from bflcore.problem import Problem
 
-__all__ = ["Engine", "Evaluation", "Session"]
+__all__ = ["Engine", "Evaluation", "Session", "Wrapped"]
 
 
 @attrs.frozen(eq=False)
@@ -77,3 +77,35 @@ class Session(abc.ABC):
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[Evaluation | ClientError]:
         """Personalise, predict every client's test samples, and sum their metrics."""
+
+
+@attrs.frozen(eq=False)
+class Wrapped(Session):
+    """Base of sessions that change one thing about another, and hand on the rest."""
+
+    session: Session
+
+    @property
+    def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """The memories of the session."""
+        return self.session.memories
+
+    def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Hand memories to the session."""
+        self.session.restore(memories)
+
+    def fit(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[LocalResult | ClientError]:
+        """Fit as the session does."""
+        yield from self.session.fit(broadcast, clients)
+
+    def remember(self, result: LocalResult) -> None:
+        """Hand the result to the session."""
+        self.session.remember(result)
+
+    def evaluate(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Evaluation | ClientError]:
+        """Evaluate as the session does."""
+        yield from self.session.evaluate(broadcast, clients)

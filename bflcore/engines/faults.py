@@ -7,12 +7,12 @@ repeated, and a resumed one goes on with the same faults.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
-from bflcore.engines.base import Evaluation, Session
+from bflcore.engines.base import Session, Wrapped
 from bflcore.errors import ClientError
 from bflcore.randomness import numpy_stream
 
@@ -46,22 +46,12 @@ def unreliable(session: Session, seed: int, drop_out: float, corrupt: float) -> 
 
 
 @attrs.frozen(eq=False)
-class Unreliable(Session):
+class Unreliable(Wrapped):
     """A session whose clients fail at random in training; evaluation reaches all of them."""
 
-    session: Session
     seed: int
     drop_out: float
     corrupt: float
-
-    @property
-    def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The memories of the session."""
-        return self.session.memories
-
-    def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Hand memories to the session."""
-        self.session.restore(memories)
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
@@ -72,16 +62,6 @@ class Unreliable(Session):
         others = [client for client in clients if client not in lost]
         replies = self._replies(broadcast, others) if others else iter(())
         yield from heapq.merge(errors, replies, key=_client)
-
-    def remember(self, result: LocalResult) -> None:
-        """Hand the result to the session."""
-        self.session.remember(result)
-
-    def evaluate(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[Evaluation | ClientError]:
-        """Evaluate as the session does."""
-        yield from self.session.evaluate(broadcast, clients)
 
     def _replies(
         self, broadcast: Broadcast, clients: Sequence[int]

@@ -8,22 +8,8 @@ import tomllib
 
 import pytest
 
-from bflcore.cli import main
 from bflcore.registry import load_registry
 from bflcore.testing import checks
-
-
-@pytest.fixture
-def bfl(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

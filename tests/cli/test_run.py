@@ -6,7 +6,6 @@ import tomllib
 import numpy as np
 import pytest
 
-from bflcore.cli import main
 from bflcore.data.partition import Partition
 
 QUICK = (
@@ -29,20 +28,6 @@ QUICK = (
     "-o",
     "dataset.samples=30",
 )
-
-
-@pytest.fixture
-def bfl(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder; return exit status, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return run
 
 
 def records(folder):

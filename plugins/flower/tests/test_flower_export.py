@@ -19,7 +19,6 @@ import torch
 
 from bfl_flower.app import node_problem
 from bflcore import runs
-from bflcore.cli import main
 from bflcore.errors import DataError
 from bflcore.experiment import read, resolve
 from bflcore.registry import load_registry
@@ -29,19 +28,6 @@ TINY = (
     *("--data", "synthetic", "--partition", "natural", "--clients", "3", "--seed", "3"),
     *("-o", "dataset.owners=3", "-o", "dataset.samples=30", "-o", "inference.local_epochs=1"),
 )
-
-
-@pytest.fixture
-def bfl(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return run
 
 
 def experiment_of(folder):

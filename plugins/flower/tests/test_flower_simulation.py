@@ -17,7 +17,7 @@ DATA = ("--data", "synthetic", "--partition", "natural", "--clients", "4", "-o",
 RUN = (*DATA, "-o", "dataset.samples=30", "--rounds", "3", "--cohort", "2", "--eval-every", "1")
 
 
-def bfl(folder, *arguments):
+def command(folder, *arguments):
     done = subprocess.run(
         [BFL, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
@@ -43,11 +43,11 @@ def test_the_metrics_are_the_local_engines(method, tmp_path):
     novel = ("--novel-clients", "1") if method == "bpfed" else ()
     arguments = ("run", method, *RUN, *novel, "--quiet")
     for workers in "12":
-        status, _, err = bfl(
+        status, _, err = command(
             tmp_path, *arguments, "--workers", workers, "--out", f"local-{workers}"
         )
         assert status == 0, err
-    status, _, err = bfl(tmp_path, *arguments, "--engine", "flower", "--out", "flower")
+    status, _, err = command(tmp_path, *arguments, "--engine", "flower", "--out", "flower")
     assert (status, err) == (0, "")
     expected = records(tmp_path / "local-1")
     assert records(tmp_path / "flower") == expected
@@ -55,7 +55,7 @@ def test_the_metrics_are_the_local_engines(method, tmp_path):
 
 
 def test_the_engine_conforms(tmp_path):
-    status, out, err = bfl(tmp_path, "check-plugin", "flower", "--json")
+    status, out, err = command(tmp_path, "check-plugin", "flower", "--json")
     assert status == 0, out + err
     checked = {row["check"] for row in json.loads(out) if row["kind"] == "engine"}
     assert "two rounds equal the local engines" in checked
@@ -65,12 +65,12 @@ def test_the_engine_conforms(tmp_path):
 def test_a_run_that_stopped_goes_on_to_the_bit(tmp_path):
     """Stopped for lack of clients: memories come back from the checkpoint, not from Ray."""
     arguments = ("run", "bpfed", *RUN, "--engine", "flower", "--quiet")
-    assert bfl(tmp_path, *arguments, "--out", "whole")[0] == 0
+    assert command(tmp_path, *arguments, "--out", "whole")[0] == 0
     process = subprocess.Popen([BFL, *arguments, "--out", "part"], cwd=tmp_path)
     store = tmp_path / "part" / "checkpoint"
     while not list(store.glob("000001.safetensors")) and process.poll() is None:
         pass
     process.kill()
     process.wait()
-    assert bfl(tmp_path, "resume", "part", "--quiet")[0] == 0
+    assert command(tmp_path, "resume", "part", "--quiet")[0] == 0
     assert records(tmp_path / "part") == records(tmp_path / "whole")
