@@ -26,12 +26,13 @@ from bflcore import (
     Variational,
     component,
 )
-from bflcore.engines.base import Evaluation, Session
+from bflcore.engines.base import Evaluation, Session, Wrapped
 from bflcore.engines.faults import GARBAGE, unreliable
 from bflcore.engines.local import Local
 from bflcore.errors import ClientError
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.screening import screen_evaluations
+from bflcore.summary import Summary
 
 SIZE = 5
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -326,3 +327,20 @@ def test_an_evaluation_that_cannot_be_added_to_the_others_is_its_clients_error(w
 def test_figures_of_a_model_that_diverged_are_let_through():
     found = Evaluation(0, SUMS | {"correct": torch.tensor(float("nan"))}, None)
     assert screen_evaluations([found]) == [found]
+
+
+class Lying(Wrapped):
+    """Client 1 sends sums without their names."""
+
+    def evaluate(self, broadcast, clients):
+        for found in self.session.evaluate(broadcast, clients):
+            yield attrs.evolve(found, personal={}) if found.client == 1 else found
+
+
+def test_a_round_is_evaluated_without_the_client_that_sends_nonsense():
+    of, inference = problem(), Map(local_epochs=1)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=1).open(of, inference, 10) as session:
+        record = Summary("fedavg").evaluated(1, 0.5, {}, Lying(session), broadcast, of)
+    assert [(entry["client"], entry["stage"]) for entry in record["dropped"]] == [(1, "evaluate")]
+    assert 0 <= record["personal.accuracy"]["pooled"] <= 1
