@@ -167,6 +167,7 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     `IncompatibleError`.
     """
     recipe = cast("type[Method]", registry.get("method", method))
+    _refuse_unknown_defaults(recipe)
     _refuse_unknown_keys(file)
     run = build(RunSettings, _settings(RunSettings, recipe, file, flags), "--")
     table = _table(file, "data")
@@ -224,6 +225,17 @@ def _refuse_unknown_keys(file: Values) -> None:
             raise unknown("key of the experiment file:", key, allowed)
 
 
+def _refuse_unknown_defaults(recipe: type[Method]) -> None:
+    """Refuse a default that no setting has; a part's own options are checked when it is built."""
+    settings = {o.name for cls in (RunSettings, DataSettings) for o in options_of(cls)}
+    allowed = settings | set(DEFAULTS)
+    for key in recipe.defaults:
+        if key.partition(".")[0] in PARTS and "." in key:
+            continue
+        if key not in allowed:
+            raise unknown(f"default of method {recipe.name}:", key, allowed)
+
+
 def _table(file: Values, key: str) -> Values:
     table = file.get(key, {})
     if not isinstance(table, Mapping):
@@ -244,7 +256,8 @@ def _settings(cls: type[Component], recipe: type[Method], file: Values, flags: V
 def _part(
     registry: Registry, kind: str, recipe: type[Method], file: Values, flags: Values
 ) -> Component | None:
-    preset = DEFAULTS.get(kind) or getattr(recipe, kind, None)
+    preset = recipe.defaults.get(kind) or DEFAULTS.get(kind) or getattr(recipe, kind, None)
+    preset = None if preset is None else str(preset)
     name = flags.get("name") or file.get("name") or preset
     if name is None:
         return None

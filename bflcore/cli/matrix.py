@@ -30,7 +30,8 @@ def combinations(registry: Registry) -> list[dict[str, str | bool]]:
 def matrix(as_json: bool) -> None:
     """Show which inference x aggregator x hyper combinations fit.
 
-    A cell names the hyperparameter updates that fit; weightings are listed where they differ.
+    A line names the hyperparameter updates that fit an inference and an aggregator; below them
+    stand the weightings that fit the inference.
     """
     registry = load_registry()
     rows = combinations(registry)
@@ -50,12 +51,17 @@ def matrix(as_json: bool) -> None:
         for i in inferences
         for a in aggregators
     }
+    weightings = {
+        i: sorted({str(r["weighting"]) for r in rows if r["inference"] == i and r["fits"]})
+        for i in inferences
+    }
     width = max(map(len, aggregators))
     for inference in inferences:
         click.echo(f"{inference}  (gives {cast(Any, registry.get('inference', inference)).family})")
         for aggregator in aggregators:
             fitting = cells[inference, aggregator]
             click.echo(f"  {aggregator:<{width}}  {', '.join(fitting) or '-'}")
+        click.echo(f"  weightings: {', '.join(weightings[inference])}")
 
 
 commands = (matrix,)

@@ -14,6 +14,7 @@ from bflcore.cli.progress import progress_of
 from bflcore.compatibility import ignored
 from bflcore.errors import OptionError, RoundError, nearest, unknown
 from bflcore.experiment import PARTS, DataSettings, RunSettings, Text, read, resolve
+from bflcore.likelihoods import LIKELIHOODS
 from bflcore.options import Component, options_of
 from bflcore.registry import load_registry
 
@@ -68,7 +69,10 @@ def _part_flags(command: Any) -> Any:
     for flag, (_, _, text) in reversed(SHORT.items()):
         command = click.option(f"--{flag}", metavar="VALUE", help=text)(command)
     for kind in reversed(CHOOSE):
-        command = click.option(f"--{kind}", metavar="NAME", help=f"See bfl list {kind}.")(command)
+        text = (
+            f"Names: {', '.join(LIKELIHOODS)}." if kind == "likelihood" else f"See bfl list {kind}."
+        )
+        command = click.option(f"--{kind}", metavar="NAME", help=text)(command)
     return command
 
 

@@ -1,6 +1,7 @@
 """The command line as a user meets it: real runs on small data, and every mistake in one line."""
 
 import json
+import re
 import tomllib
 
 import numpy as np
@@ -325,3 +326,25 @@ def test_a_methods_cohort_for_more_clients_than_there_are_is_all_of_them(bfl, tm
     status, _, err = bfl("run", "superfed-mm", *quick, "--cohort", "5")
     assert status == 2
     assert "--cohort: 5 is more than the clients that train; allowed: at most 3" in err
+
+
+def test_every_list_that_the_help_refers_to_exists(bfl):
+    _, text, _ = bfl("run", "--help")
+    named = set(re.findall(r"bfl list ([a-z-]+)", text))
+    assert named
+    for kind in named:
+        assert bfl("list", kind)[0] == 0, kind
+
+
+def test_the_matrix_names_the_weightings_that_fit(bfl):
+    _, text, _ = bfl("matrix")
+    of_points, of_gaussians = (
+        next(
+            line
+            for line in text.partition(f"{name}  (gives")[2].splitlines()
+            if "weightings:" in line
+        )
+        for name in ("map", "variational")
+    )
+    assert "distance" in of_gaussians
+    assert "distance" not in of_points

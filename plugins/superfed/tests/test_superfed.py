@@ -20,7 +20,9 @@ from bflcore import (
     training,
 )
 from bflcore.engines.local import Local
+from bflcore.experiment import resolve
 from bflcore.options import build
+from bflcore.registry import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 SGD = {
@@ -395,3 +397,7 @@ def test_a_wrong_option_says_what_is_allowed(name, value, allowed):
     with pytest.raises(OptionError) as caught:
         build(LowLossSubspace, {name: value}, "inference")
     assert str(caught.value) == f"inference.{name}: {value!r} is not allowed; allowed: {allowed}"
+
+
+def test_the_network_is_the_papers():
+    assert resolve(load_registry(), "superfed-mm", {}, {}).model.name == "two-nn"
