@@ -21,16 +21,58 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SMALL = (
-    "--data digits --clients 5 --partition labels:5 --train-per-class 8 --rounds 3 --seed 7 "
-    "--model mlp --eval-every 1 --local-epochs 2 --batch-size 16 --workers 1"
-).split()
+SMALL = [
+    "--data",
+    "digits",
+    "--clients",
+    "5",
+    "--partition",
+    "labels:5",
+    "--train-per-class",
+    "8",
+    "--rounds",
+    "3",
+    "--seed",
+    "7",
+    "--model",
+    "mlp",
+    "--eval-every",
+    "1",
+    "--local-epochs",
+    "2",
+    "--batch-size",
+    "16",
+    "--workers",
+    "1",
+]
 
-METHODS = (
-    "bpfed fedsi fedsi-fac superfed-mm superfed-lm em-tdamp mc-dropout fedvi fedavg fedavg-ft "
-    "fedprox scaffold fedper fedrep fedbabu lg-fedavg per-fedavg apfl pfedme ditto pfedbayes "
-    "fedpop sgd-group-sparse group-snip local"
-).split()
+METHODS = [
+    "bpfed",
+    "fedsi",
+    "fedsi-fac",
+    "superfed-mm",
+    "superfed-lm",
+    "em-tdamp",
+    "mc-dropout",
+    "fedvi",
+    "fedavg",
+    "fedavg-ft",
+    "fedprox",
+    "scaffold",
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "lg-fedavg",
+    "per-fedavg",
+    "apfl",
+    "pfedme",
+    "ditto",
+    "pfedbayes",
+    "fedpop",
+    "sgd-group-sparse",
+    "group-snip",
+    "local",
+]
 
 # Name of a run -> method and flags after the common ones; a later flag wins.
 VARIANTS = {

@@ -1,4 +1,4 @@
-"""Resolving an experiment: every default of a method takes effect, and a misspelt one is refused."""
+"""Resolving an experiment: defaults of a method take effect, and misspelt ones are refused."""
 
 import pytest
 
