@@ -27,10 +27,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bflcore.data.sources import FashionMNIST
-from bflcore.experiment import resolve
-from bflcore.registry import Registry, load_registry
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.experiments.run import execute
+from bflcore.registry.loading import Registry, load_registry
 from bflcore.report.plots import COLOURS, GREY, NAMES, STYLE
-from bflcore.runs import RunDirectory, execute, prepare
 
 ROOT = Path("runs/aggregation-study")
 RESULTS = Path("docs/results/aggregation-study")

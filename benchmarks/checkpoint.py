@@ -13,9 +13,9 @@ import torch
 from problems import alternate, network, problem, report
 
 from bflcore import Average, Equal, Fixed, Layout, Map, Variational
-from bflcore.checkpoint import Checkpoints
 from bflcore.engines.local import Local
-from bflcore.inference import LocalInference
+from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.inference.base import LocalInference
 from bflcore.rounds import Recipe, begin, run_round
 
 

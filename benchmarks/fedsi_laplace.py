@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bfl_fedsi import laplace
 from bfl_fedsi.plugin import SubnetworkLaplace
-from bflcore.torchvision_import import torchvision
+from bflcore.data.torchvision_import import torchvision
 
 ALPHA, SUBNETWORK, PREDICTIONS = 1e-2, 3925, 250
 DOUBLES = 4 * SUBNETWORK**2 * 8  # the memory that is allowed, in bytes

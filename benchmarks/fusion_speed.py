@@ -17,7 +17,7 @@ import torch
 from problems import alternate, report
 
 from bflcore import AdditiveAggregator, Aggregator, Gaussian
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 
 CLIENTS, PARAMETERS = 100, 1_000_000
 MANY = 1000

@@ -18,9 +18,11 @@ import attrs
 
 from bflcore import Broadcast, ClientError, LocalResult
 from bflcore.engines.base import Wrapped
-from bflcore.experiment import Text, resolve
-from bflcore.registry import load_registry
-from bflcore.runs import RunDirectory, execute, prepare
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import Text, resolve
+from bflcore.experiments.run import execute
+from bflcore.registry.loading import load_registry
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "robustness.md"
 ADVERSARIES = (3, 8)

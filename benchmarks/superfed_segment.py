@@ -25,14 +25,15 @@ from torch import Tensor
 
 from bfl_superfed import prediction, subspace
 from bfl_superfed.plugin import LowLossSubspace
-from bflcore import Broadcast, GradientInference, Map, Point, Problem, metrics
-from bflcore.checkpoint import Checkpoint, Checkpoints
-from bflcore.engines.work import stack
-from bflcore.experiment import resolve
-from bflcore.registry import load_registry
+from bflcore import Broadcast, GradientInference, Map, Point, Problem
+from bflcore.engines.client import stack
+from bflcore.experiments.checkpoint import Checkpoint, Checkpoints
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.problem import metrics
+from bflcore.registry.loading import load_registry
 from bflcore.report.reading import read_run
 from bflcore.rounds import sample_cohort
-from bflcore.runs import prepare
 
 CLIENTS = 20  # the first ones that have a local model
 Memory = Mapping[str, Tensor]

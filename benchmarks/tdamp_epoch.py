@@ -13,8 +13,8 @@ from statistics import median
 
 from tdamp_training import prepared
 
+from bflcore.experiments.prepare import Prepared
 from bflcore.rounds import Recipe, begin
-from bflcore.runs import Prepared
 
 REPEATS = 9
 

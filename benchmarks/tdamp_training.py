@@ -26,10 +26,10 @@ import attrs
 import numpy as np
 
 from bflcore.data.sources import FashionMNIST
-from bflcore.experiment import resolve
-from bflcore.registry import load_registry
+from bflcore.experiments.prepare import Prepared, prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.runs import Prepared, prepare
 
 ROUNDS = (1, 3, 5, 10, 15, 20, 50, 100)  # those that are printed
 NETS = {"boston": [64, 64], "mnist5k": [128], "fashion-mnist": [128]}
@@ -92,7 +92,7 @@ def train(run: Prepared, rounds: int) -> Iterator[tuple[Any, float]]:
 
 def figures(run: Prepared, posterior: Any, **reading: Any) -> dict[str, float]:
     """Return the metrics of a posterior over all test samples; `reading` changes the inference."""
-    from bflcore import metrics
+    from bflcore.problem import metrics
 
     problem = run.problem
     x, y = problem.test.x, problem.test.y

@@ -1,23 +1,11 @@
 """bflcore: a plugin framework for Bayesian federated learning.
 
-Importing the package does not import torch; the names below that need it load when used.
+Importing the package does not import torch: it loads when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from bflcore.aggregation import (
-    AdditiveAggregator,
-    Aggregator,
-    Average,
-    Equal,
-    Examples,
-    Statistics,
-    Weighting,
-    check_weights,
-)
+from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
 from bflcore.errors import (
     BflError,
     ClientError,
@@ -27,27 +15,20 @@ from bflcore.errors import (
     PluginError,
     RunError,
 )
-from bflcore.hookspecs import hookimpl
 from bflcore.hyper import Accumulate, Continual, EmpiricalBayes, Fixed, HyperUpdate
-from bflcore.inference import (
-    Broadcast,
-    Cohort,
-    GradientInference,
-    LocalInference,
-    LocalResult,
-    Map,
-    PointInference,
-    Variational,
-    VariationalInference,
-)
+from bflcore.inference.base import LocalInference
+from bflcore.inference.gradient import GradientInference
+from bflcore.inference.point import Map, PointInference
+from bflcore.inference.variational import Variational, VariationalInference
 from bflcore.layout import Layout
-from bflcore.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
+from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian, Point, Posterior
-
-if TYPE_CHECKING:
-    from bflcore.problem import Problem, Shares
+from bflcore.problem import Problem, Shares
+from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
+from bflcore.registry.hookspecs import hookimpl
+from bflcore.weighting import Equal, Examples, Weighting, check_weights
 
 __version__ = "0.1.0"
 
@@ -99,11 +80,3 @@ __all__ = [
     "hookimpl",
     "option",
 ]
-
-_NEED_TORCH = {"Problem": "bflcore.problem", "Shares": "bflcore.problem"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCH:
-        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,14 +6,14 @@ import abc
 from typing import TYPE_CHECKING, ClassVar
 
 from bflcore.aggregation import Statistics
-from bflcore.inference import Broadcast
+from bflcore.messages import Broadcast
 from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.inference import LocalResult
+    from bflcore.messages import LocalResult
     from bflcore.posteriors import Posterior
 
 __all__ = ["Accumulate", "Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]

@@ -16,25 +16,21 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from bflcore.aggregation import (
-    AdditiveAggregator,
-    Aggregator,
-    Statistics,
-    Weighting,
-    check_weights,
-)
+from bflcore.aggregation import AdditiveAggregator, Aggregator, Statistics
+from bflcore.engines.screening import screen
 from bflcore.errors import ClientError, RoundError
 from bflcore.hyper import HyperUpdate
-from bflcore.inference import Broadcast, LocalInference, LocalResult
+from bflcore.inference.base import LocalInference
+from bflcore.messages import Broadcast, LocalResult
 from bflcore.randomness import SERVER, numpy_stream
-from bflcore.screening import screen
+from bflcore.weighting import Weighting, check_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import Session
     from bflcore.posteriors import Posterior
-    from bflcore.problem import Problem
+    from bflcore.problem.base import Problem
 
 __all__ = ["Recipe", "Round", "begin", "run_round", "sample_cohort", "screen"]
 

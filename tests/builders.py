@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bflcore import Broadcast, Cohort, Gaussian, Layout, LocalResult, Point, Problem
-from bflcore.inference import LocalInference
-from bflcore.likelihoods import Categorical, GaussianNoise, Likelihood
-from bflcore.problem import Shares
+from bflcore.inference.base import LocalInference
+from bflcore.problem.base import Shares
+from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood
 
 IMAGE = (2, 4, 4)  # what the convolutional network sees
 

@@ -8,8 +8,9 @@ import torch
 from builders import gaussian, normal
 
 from bflcore import Average, Broadcast, Equal, Examples, Gaussian, Point
-from bflcore.aggregation import AdditiveAggregator, blocks, check_weights, weighted_sum
+from bflcore.aggregation import AdditiveAggregator, blocks, weighted_sum
 from bflcore.errors import OptionError
+from bflcore.weighting import check_weights
 
 WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=torch.float64)
 

@@ -15,9 +15,9 @@ from bflcore import (
     Map,
     Variational,
 )
-from bflcore.compatibility import check, fits, ignored
 from bflcore.errors import IncompatibleError
-from bflcore.registry import Distribution, Registry
+from bflcore.experiments.compatibility import check, fits, ignored
+from bflcore.registry.loading import Distribution, Registry
 
 
 def registry(*parts):

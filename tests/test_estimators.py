@@ -11,11 +11,11 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from bflcore import Variational
-from bflcore.estimators import estimator
-from bflcore.likelihoods import GaussianNoise
-from bflcore.noise import Noise
+from bflcore.inference.estimators import estimator
+from bflcore.inference.gradient import Batch
+from bflcore.inference.normals import Noise
+from bflcore.problem.likelihoods import GaussianNoise
 from bflcore.randomness import stream
-from bflcore.training import Batch
 
 NAMES = ("reparameterisation", "local-reparameterisation", "flipout")
 each_estimator = pytest.mark.parametrize("name", NAMES)

@@ -3,8 +3,8 @@
 import pytest
 
 from bflcore import FedAvg, OptionError
-from bflcore.experiment import resolve
-from bflcore.registry import Distribution, Registry, load_registry
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import Distribution, Registry, load_registry
 
 
 def with_method(**members):

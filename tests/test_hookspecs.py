@@ -6,10 +6,11 @@ import sys
 import pluggy
 import pytest
 
-from bflcore import Aggregator, hookimpl, hookspecs, plugin
-from bflcore.hookspecs import GROUP, HOOKS
+from bflcore import Aggregator, hookimpl
 from bflcore.options import Component
-from bflcore.registry import read_plugins
+from bflcore.registry import builtin, hookspecs
+from bflcore.registry.hookspecs import GROUP, HOOKS
+from bflcore.registry.loading import read_plugins
 
 SPECS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{GROUP}_spec")}
 
@@ -53,9 +54,9 @@ def test_what_a_hook_yields_is_a_base_of_that_kind(kind):
 
 
 def test_the_core_implements_hooks_with_no_name_of_its_own():
-    implemented = {name for name in vars(plugin) if name.startswith("bfl_")}
+    implemented = {name for name in vars(builtin) if name.startswith("bfl_")}
     assert implemented <= set(SPECS)
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     core = registry.distributions[0]
     assert core.name == "bflcore"
     assert {kind for kind, _ in core.components} == {

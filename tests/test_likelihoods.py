@@ -9,7 +9,7 @@ from builders import generator, normal
 from scipy import special, stats
 
 from bflcore.errors import OptionError
-from bflcore.likelihoods import LIKELIHOODS, Categorical, GaussianNoise
+from bflcore.problem.likelihoods import LIKELIHOODS, Categorical, GaussianNoise
 
 
 def test_the_categorical_loss_is_minus_the_log_probability_of_the_label():

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bflcore.cli import main
-from bflcore.loggers import flat
+from bflcore.registry.loggers import flat
 
 RUN = (
     "run fedavg --data synthetic --clients 3 --rounds 2 --eval-every 1 --local-epochs 1 "

@@ -19,10 +19,10 @@ from torch import nn
 from bflcore import ClientError, GaussianNoise, IncompatibleError, OptionError
 from bflcore.cli import main
 from bflcore.cli.matrix import combinations
-from bflcore.compatibility import FITTED, check
 from bflcore.engines.base import Session
 from bflcore.engines.local import Local
-from bflcore.registry import load_registry
+from bflcore.experiments.compatibility import FITTED, check
+from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 REGISTRY = load_registry()

@@ -3,8 +3,8 @@
 import pytest
 
 from bflcore import FedAvg, FedVI
-from bflcore.experiment import resolve
-from bflcore.registry import load_registry
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 
 
 def resolved(method, **file):

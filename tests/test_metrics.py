@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import log_loss, roc_auc_score, top_k_accuracy_score
 
-from bflcore import metrics
+from bflcore.problem import metrics
 
 DOUBLE = torch.float64
 

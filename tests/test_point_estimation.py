@@ -11,7 +11,7 @@ from scipy import special
 from torch import nn
 
 from bflcore import Broadcast, Map, Point
-from bflcore.likelihoods import GaussianNoise
+from bflcore.problem.likelihoods import GaussianNoise
 
 ONE_STEP = {"optimiser": "sgd", "local_epochs": 1, "batch_size": 100}
 

@@ -11,8 +11,8 @@ from builders import problem
 
 from bflcore import Broadcast, Cohort, Continual, Fixed, Gaussian, Map, RunError, Variational
 from bflcore.cli import main
-from bflcore.inference import PERSONAL
-from bflcore.pretraining import pooled, pretrain
+from bflcore.experiments.pretraining import pooled, pretrain
+from bflcore.inference.memory import PERSONAL
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, begin
 

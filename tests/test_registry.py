@@ -7,8 +7,9 @@ import textwrap
 
 import pytest
 
-from bflcore import OptionError, PluginError, plugin
-from bflcore.registry import read_plugins
+from bflcore import OptionError, PluginError
+from bflcore.registry import builtin
+from bflcore.registry.loading import read_plugins
 
 HEALTHY = """
     from bflcore import Method, hookimpl
@@ -50,7 +51,7 @@ def state_of(registry, name):
 
 def test_a_healthy_plugin_is_found_by_name_with_its_distribution(install):
     install("bfl-aa-mine", HEALTHY.format(name="mine"))
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     assert registry.get("method", "mine").summary() == "Do it my way."
     assert registry.owner("method", "mine") == "bfl-aa-mine"
     assert state_of(registry, "bfl-aa-mine").components == (("method", "mine"),)
@@ -111,7 +112,7 @@ def test_a_broken_plugin_is_blamed_and_leaves_nothing_behind(install, how):
     source, reason = BROKEN[how]
     install("bfl-bb-broken", source)
     install("bfl-cc-fine", HEALTHY.format(name="fine"))
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     broken = state_of(registry, "bfl-bb-broken")
     assert broken.state == "broken"
     assert broken.components == ()
@@ -124,7 +125,7 @@ def test_a_broken_plugin_is_blamed_and_leaves_nothing_behind(install, how):
 
 def test_metadata_that_ask_for_another_core_mark_the_plugin_broken(install):
     install("bfl-dd-old", HEALTHY.format(name="old"), requires="bflcore<0.0.1")
-    assert "needs bflcore<0.0.1" in state_of(read_plugins(plugin), "bfl-dd-old").reason
+    assert "needs bflcore<0.0.1" in state_of(read_plugins(builtin), "bfl-dd-old").reason
 
 
 def test_every_requirement_of_the_core_in_the_metadata_counts(install):
@@ -134,7 +135,7 @@ def test_every_requirement_of_the_core_in_the_metadata_counts(install):
         HEALTHY.format(name="elder"),
         requires="bflcore>=0.0.1\nRequires-Dist: bflcore<0.0.2",
     )
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     assert state_of(registry, "bfl-dd-old").state == "ok"
     assert "0.0.2" in state_of(registry, "bfl-ee-old").reason
 
@@ -143,7 +144,7 @@ def test_a_plugin_without_metadata_stops_nobody(install, tmp_path):
     install("bfl-dd-bare", HEALTHY.format(name="bare"))
     install("bfl-ee-fine", HEALTHY.format(name="fine"))
     (tmp_path / "bfl_dd_bare-1.2.dist-info" / "METADATA").unlink()
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     assert state_of(registry, "bfl_dd_bare").version == "?"
     assert {part.name for part in registry.all("method")} >= {"bare", "fine"}
 
@@ -153,7 +154,7 @@ def test_malformed_entry_points_break_their_own_distribution_alone(install, tmp_
     install("bfl-ee-fine", HEALTHY.format(name="fine"))
     entries = tmp_path / "bfl_dd_garbled-1.2.dist-info" / "entry_points.txt"
     entries.write_text("[bfl]\na line that is no entry\n")
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     assert "entry_points.txt is malformed" in state_of(registry, "bfl-dd-garbled").reason
     assert registry.get("method", "fine")
 
@@ -167,14 +168,14 @@ def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
     (shadowed / "METADATA").write_text("Metadata-Version: 2.1\nName: bfl_aa.mine\nVersion: 0.9\n")
     (shadowed / "entry_points.txt").write_text("[bfl]\nmine = bfl_aa_mine\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(shadowed.parent)])
-    found = [d for d in read_plugins(plugin).distributions if d.module == "bfl_aa_mine"]
+    found = [d for d in read_plugins(builtin).distributions if d.module == "bfl_aa_mine"]
     assert [(d.version, d.state) for d in found] == [("1.2", "ok")]
 
 
 def test_the_first_of_two_plugins_with_one_name_keeps_it(install):
     install("bfl-aa-first", HEALTHY.format(name="twin"))
     install("bfl-zz-second", HEALTHY.format(name="twin"))
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     assert registry.owner("method", "twin") == "bfl-aa-first"
     assert "by bfl-aa-first" in state_of(registry, "bfl-zz-second").reason
 
@@ -183,11 +184,11 @@ def test_strict_mode_raises(install, monkeypatch):
     install("bfl-bb-broken", "import a_module_that_does_not_exist")
     monkeypatch.setenv("BFL_STRICT_PLUGINS", "1")
     with pytest.raises(PluginError, match="bfl-bb-broken 1.2: ModuleNotFoundError"):
-        read_plugins(plugin)
+        read_plugins(builtin)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     with pytest.raises(OptionError, match=r"unknown method 'fedagv' \(did you mean fedavg\?\)"):
         registry.get("method", "fedagv")
     with pytest.raises(OptionError, match="unknown kind 'metod'"):
@@ -195,7 +196,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 
 def test_an_alias_finds_the_part():
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     assert registry.get("aggregator", "nwa") is registry.get("aggregator", "average")
 
 

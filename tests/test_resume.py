@@ -19,21 +19,22 @@ from builders import gaussian, normal
 from safetensors.torch import save_file
 
 from bflcore import Broadcast, Gaussian
-from bflcore.checkpoint import Checkpoints
 from bflcore.cli import main
 from bflcore.errors import RunError
-from bflcore.experiment import resolve
+from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.experiments.run import execute
 from bflcore.options import options_of
-from bflcore.registry import load_registry
-from bflcore.run_directory import RunDirectory
-from bflcore.runs import execute, prepare
+from bflcore.registry.loading import load_registry
 
 ROUNDS = 6
 TINY = (
     *("--data", "synthetic", "--partition", "natural", "--clients", "3", "--workers", "1"),
     *("--rounds", str(ROUNDS), "--eval-every", "2"),
     *("-o", "dataset.owners=3", "-o", "dataset.samples=20", "-o", "dataset.features=6"),
-    *("-o", "dataset.classes=3", "-o", "model.hidden=5"),
+    *("-o", "dataset.classes=3", "--model", "mlp", "-o", "model.hidden=5"),
 )
 QUICK = {"local_epochs": 1, "head_epochs": 1, "steps": 1}
 METHODS = [part.name for part in load_registry().all("method")]
@@ -115,7 +116,7 @@ def test_every_method_goes_on_bit_for_bit(tmp_path, monkeypatch, method):
         "seed": 3,
         "data": {"data": "synthetic", "partition": "natural", "clients": 3},
         "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
-        "model": {"hidden": (5,)},
+        "model": {"name": "mlp", "hidden": (5,)},
         "inference": {name: value for name, value in QUICK.items() if name in known},
         "engine": {"workers": 1},
     }

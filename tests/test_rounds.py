@@ -29,8 +29,9 @@ from bflcore import (
 )
 from bflcore.engines.base import Session
 from bflcore.engines.local import Local
+from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RunError
-from bflcore.rounds import Recipe, begin, run_round, sample_cohort, screen
+from bflcore.rounds import Recipe, begin, run_round, sample_cohort
 
 SIZE = 6
 

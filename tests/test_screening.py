@@ -26,13 +26,14 @@ from bflcore import (
     Variational,
     component,
 )
-from bflcore.engines.base import Evaluation, Session, Wrapped
+from bflcore.engines.base import Session, Wrapped
 from bflcore.engines.faults import GARBAGE, unreliable
 from bflcore.engines.local import Local
+from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
+from bflcore.experiments.records import Summary
+from bflcore.messages import Evaluation
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.screening import screen_evaluations
-from bflcore.summary import Summary
 
 SIZE = 5
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"

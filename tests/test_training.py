@@ -8,8 +8,17 @@ import pytest
 import torch
 from builders import cohort, convolutional, dense, gaussian, normal, problem
 
-from bflcore import Map, Point, training
-from bflcore.likelihoods import Categorical, GaussianNoise
+from bflcore import Map, Point
+from bflcore.inference.gradient import (
+    Gradient,
+    Optimiser,
+    batches,
+    loss_per_client,
+    steps,
+    trainable_mask,
+)
+from bflcore.inference.memory import join_personal, local_result
+from bflcore.problem.likelihoods import Categorical, GaussianNoise
 
 SIZES = (8, 7, 5, 2)
 
@@ -29,7 +38,7 @@ def seen(members, inference):
     """Return, for each step, the samples of each client that took part in it."""
     return [
         [batch.x[row, :size, 0].int().tolist() for row, size in enumerate(batch.sizes)]
-        for batch in training.batches(inference, members)
+        for batch in batches(inference, members)
     ]
 
 
@@ -61,7 +70,7 @@ def test_a_client_smaller_than_a_batch_trains_on_all_its_samples():
 
 def test_targets_stay_with_their_samples():
     _, members = numbered()
-    for batch in training.batches(Map(local_epochs=2, batch_size=3), members):
+    for batch in batches(Map(local_epochs=2, batch_size=3), members):
         for row, size in enumerate(batch.sizes):
             assert torch.equal(batch.x[row, :size, 0].long(), batch.y[row, :size])
 
@@ -69,7 +78,7 @@ def test_targets_stay_with_their_samples():
 @pytest.mark.parametrize("batch_size", [3, 50])
 def test_padded_rows_weigh_nothing_and_real_ones_weigh_the_same(batch_size):
     _, members = numbered()
-    for batch in training.batches(Map(local_epochs=1, batch_size=batch_size), members):
+    for batch in batches(Map(local_epochs=1, batch_size=batch_size), members):
         if batch.weight is None:
             assert len(set(batch.sizes)) == 1
             continue
@@ -81,7 +90,7 @@ def test_padded_rows_weigh_nothing_and_real_ones_weigh_the_same(batch_size):
 def test_clients_leave_when_they_have_taken_their_steps():
     _, members = numbered()
     inference = Map(local_epochs=2, batch_size=3)
-    taken = training.steps(inference, members)
+    taken = steps(inference, members)
     assert taken == (6, 6, 4, 2)
     active = [len(step) for step in seen(members, inference)]
     assert active == [sum(n > step for n in taken) for step in range(6)]
@@ -117,9 +126,9 @@ def test_epochs_rounds_and_clients_are_shuffled_differently():
 def test_the_loss_of_a_client_is_the_mean_over_its_own_samples(likelihood):
     of = problem(likelihood=likelihood)
     members = cohort(of, Map())
-    for batch in training.batches(Map(local_epochs=1, batch_size=3), members):
+    for batch in batches(Map(local_epochs=1, batch_size=3), members):
         outputs = normal(*batch.y.shape[:2], 2)
-        losses = training.loss_per_client(of, outputs, batch)
+        losses = loss_per_client(of, outputs, batch)
         for row, size in enumerate(batch.sizes):
             alone = likelihood.nll(outputs[row, :size], batch.y[row, :size]).mean()
             torch.testing.assert_close(losses[row], alone)
@@ -131,9 +140,9 @@ def test_gradients_equal_those_of_a_network_in_a_plain_loop(network, clients):
     shape = (3,) if len(network) == 3 else (2, 4, 4)
     of = problem(network, shape=shape)
     members = cohort(of, Map(), clients)
-    (batch,) = training.batches(Map(local_epochs=1, batch_size=50), members)
+    (batch,) = batches(Map(local_epochs=1, batch_size=50), members)
     weights = of.initial + 0.1 * normal(len(clients), of.layout.total)
-    losses, gradients = training.Gradient(of)(weights, batch)
+    losses, gradients = Gradient(of)(weights, batch)
     for row, size in enumerate(batch.sizes):
         torch.nn.utils.vector_to_parameters(weights[row].clone(), of.network.parameters())
         outputs = of.network(batch.x[row, :size])
@@ -153,8 +162,8 @@ def test_a_parameter_that_is_not_used_has_gradient_zero():
             return self.used(x)
 
     of = problem(Idle(), sizes=(4,), head="used")
-    (batch,) = training.batches(Map(local_epochs=1), cohort(of, Map()))
-    _, gradient = training.Gradient(of)(of.initial[None], batch)
+    (batch,) = batches(Map(local_epochs=1), cohort(of, Map()))
+    _, gradient = Gradient(of)(of.initial[None], batch)
     assert gradient[0, :8].all()
     assert not gradient[0, 8:].any()
 
@@ -175,7 +184,7 @@ def test_the_optimiser_equals_torchs_own_run_for_each_client_alone(inference, ma
     taken = (5, 3, 3, 1)
     start = normal(4, *shape)
     together = start.clone()
-    optimiser = training.Optimiser(inference, together, taken, round=0)
+    optimiser = Optimiser(inference, together, taken, round=0)
     expected = [row.clone() for row in start]
     rules = [make(parameter) for parameter in expected]
     for step in range(5):
@@ -191,7 +200,7 @@ def test_the_optimiser_equals_torchs_own_run_for_each_client_alone(inference, ma
 @pytest.mark.parametrize(("inference", "make"), RULES.values(), ids=RULES)
 def test_a_client_with_fewer_steps_stands_still_afterwards(inference, make):
     parameters = normal(3, 9)
-    optimiser = training.Optimiser(inference, parameters, (4, 2, 2), round=0)
+    optimiser = Optimiser(inference, parameters, (4, 2, 2), round=0)
     for step in range(4):
         optimiser.step(normal(3 if step < 2 else 1, 9, seed=step))
         if step == 1:
@@ -205,7 +214,7 @@ def test_a_client_with_fewer_steps_stands_still_afterwards(inference, make):
 def test_the_learning_rate_falls_after_the_given_round(round, expected):
     inference = Map(lr=0.1, lr_decay=0.2, lr_decay_after=3, optimiser="sgd")
     parameters = torch.zeros(1, 4, dtype=torch.float64)
-    training.Optimiser(inference, parameters, (1,), round).step(torch.ones_like(parameters))
+    Optimiser(inference, parameters, (1,), round).step(torch.ones_like(parameters))
     np.testing.assert_allclose(parameters, -expected)
 
 
@@ -217,7 +226,7 @@ def test_joined_puts_the_servers_coordinates_beside_each_clients_own(sharing):
     of = problem(sharing=sharing)
     whole = gaussian(3, of.layout.total)
     shared, personal = whole.split(of.layout)
-    joined = training.joined(of, shared[0], personal.pack("personal."), 3)
+    joined = join_personal(of, shared[0], personal.pack("personal."), 3)
     for client in range(3):
         expected = shared[0].join(personal[client], of.layout)
         assert torch.equal(joined.mean[client], expected.mean)
@@ -231,7 +240,7 @@ def test_a_result_divides_what_travels_from_what_is_remembered(sharing):
     members = attrs.evolve(members, memory={**members.memory, "momentum": normal(3, 4)})
     weights = normal(3, of.layout.total)
     statistics = {"noise": normal(3)}
-    result = training.result(of, members, Point(weights), normal(3), statistics)
+    result = local_result(of, members, Point(weights), normal(3), statistics)
     assert result.clients == members.clients
     assert result.examples.tolist() == [7, 5, 2]
     assert torch.equal(result.statistics["noise"], statistics["noise"])
@@ -244,8 +253,8 @@ def test_a_result_divides_what_travels_from_what_is_remembered(sharing):
 @each_sharing
 def test_only_personal_coordinates_move_in_personalisation(sharing):
     of = problem(sharing=sharing)
-    moves = training.moving(of, "personal")
+    moves = trainable_mask(of, "personal")
     shared, personal = of.layout.split(moves)
     assert not shared.any()
     assert personal.all()
-    assert training.moving(of, "all") is None
+    assert trainable_mask(of, "all") is None

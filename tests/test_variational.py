@@ -9,10 +9,11 @@ import torch
 from builders import IMAGE, cohort, convolutional, first_broadcast, gaussian, normal, problem
 from torch import nn
 
-from bflcore import Broadcast, Gaussian, Variational, variational
-from bflcore.estimators import estimator
-from bflcore.likelihoods import GaussianNoise
-from bflcore.training import batches
+from bflcore import Broadcast, Gaussian, Variational
+from bflcore.inference.estimators import estimator
+from bflcore.inference.gradient import batches
+from bflcore.inference.variational import fit_gaussians, prior_of_cohort
+from bflcore.problem.likelihoods import GaussianNoise
 
 NAMES = ("reparameterisation", "local-reparameterisation", "flipout")
 each_estimator = pytest.mark.parametrize("name", NAMES)
@@ -23,7 +24,7 @@ SHORT = {"lr": 0.02, "local_epochs": 2, "batch_size": 3, "initial_sigma": 0.3}
 def fitted(inference, of, members=None, broadcast=None, **more):
     members = members or cohort(of, inference)
     broadcast = broadcast or first_broadcast(inference, of)
-    return variational.fit(inference, of, broadcast, members, **more)
+    return fit_gaussians(inference, of, broadcast, members, **more)
 
 
 def rho(posterior):
@@ -63,7 +64,7 @@ def test_the_prior_of_a_cohort_joins_the_servers_half_with_each_clients(sharing,
     sent = gaussian(of.layout.shared_total, seed=20)
     own = gaussian(3, of.layout.personal_total, seed=30)
     members = attrs.evolve(cohort(of, inference), memory=own.pack("personal."))
-    found = variational.prior_of_cohort(inference, of, Broadcast(0, sent, sent), members)
+    found = prior_of_cohort(inference, of, Broadcast(0, sent, sent), members)
     first = inference.prior(of).split(of.layout)[1]
     for row in range(3):
         expected = sent.join(own[row] if personal_prior == "previous" else first, of.layout)

@@ -14,7 +14,7 @@ import click
 from bflcore.errors import BflError
 
 if TYPE_CHECKING:
-    from bflcore.command import Command
+    from bflcore.registry.command import Command
 
 __all__ = ["bfl", "main"]
 
@@ -72,7 +72,7 @@ class Commands(click.Group):
 
 def _of_plugins() -> dict[str, type[Command]]:
     """Return the plugins' commands by name; the core's own names are taken."""
-    from bflcore.registry import load_registry
+    from bflcore.registry.loading import load_registry
 
     found = cast("tuple[type[Command], ...]", load_registry().all("command"))
     return {command.name: command for command in found if command.name not in COMMANDS}

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from bflcore.options import options_of, type_name
-from bflcore.registry import Distribution, load_registry
+from bflcore.registry.loading import Distribution, load_registry
 
 __all__ = ["commands"]
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import click
 
-from bflcore import compatibility
-from bflcore.registry import Registry, load_registry
+from bflcore.experiments import compatibility
+from bflcore.registry.loading import Registry, load_registry
 
 __all__ = ["combinations", "commands"]
 

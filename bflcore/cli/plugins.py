@@ -13,7 +13,7 @@ import attrs
 import click
 
 from bflcore.errors import OptionError, unknown
-from bflcore.registry import Distribution, Registry, load_registry
+from bflcore.registry.loading import Distribution, Registry, load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from bflcore.experiment import Experiment
-    from bflcore.runs import Progress
-    from bflcore.summary import Record
+    from bflcore.experiments.records import Record
+    from bflcore.experiments.resolve import Experiment
+    from bflcore.experiments.run import Progress
 
 __all__ = ["progress_of"]
 

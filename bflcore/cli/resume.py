@@ -8,8 +8,8 @@ import click
 
 from bflcore.cli.run import JSON, QUIET, carry_out, missing_method
 from bflcore.errors import RunError
-from bflcore.experiment import read, resolve
-from bflcore.registry import load_registry
+from bflcore.experiments.resolve import read, resolve
+from bflcore.registry.loading import load_registry
 
 __all__ = ["commands"]
 
@@ -21,13 +21,14 @@ __all__ = ["commands"]
 @JSON
 def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
     """Continue the run in the folder RUN exactly where it stopped."""
-    from bflcore import runs
+    from bflcore.experiments.directory import RunDirectory
+    from bflcore.experiments.prepare import prepare
 
     registry = load_registry()
-    directory = runs.RunDirectory.open(run)
+    directory = RunDirectory.open(run)
     file = read(run / "experiment.toml")
     method = file.get("method") or missing_method(str(run / "experiment.toml"))
-    prepared = runs.prepare(resolve(registry, method, file, {}))
+    prepared = prepare(resolve(registry, method, file, {}))
     reached = directory.checkpoints.reached or 0
     changes = directory.changes(prepared, registry)
     if changes and not force:

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bflcore.cli.progress import progress_of
-from bflcore.compatibility import ignored
 from bflcore.errors import OptionError, RoundError, nearest, unknown
-from bflcore.experiment import PARTS, DataSettings, RunSettings, Text, read, resolve
-from bflcore.likelihoods import LIKELIHOODS
+from bflcore.experiments.compatibility import ignored
+from bflcore.experiments.resolve import PARTS, Text, read, resolve
 from bflcore.options import Component, options_of
-from bflcore.registry import load_registry
+from bflcore.problem.likelihoods import LIKELIHOODS
+from bflcore.registry.loading import load_registry
+from bflcore.settings import DataSettings, RunSettings
 
 if TYPE_CHECKING:
-    from bflcore.experiment import Experiment, Values
-    from bflcore.registry import Registry
-    from bflcore.runs import Prepared, RunDirectory
+    from bflcore.experiments.directory import RunDirectory
+    from bflcore.experiments.prepare import Prepared
+    from bflcore.experiments.resolve import Experiment, Values
+    from bflcore.registry.loading import Registry
 
 __all__ = [
     "JSON",
@@ -121,24 +123,25 @@ def run(
     """
     registry = load_registry()
     experiment = resolved(registry, **given)
-    from bflcore import runs
+    from bflcore.experiments.directory import RunDirectory, default_directory
+    from bflcore.experiments.prepare import prepare
 
-    prepared = runs.prepare(experiment)
-    path = out or runs.default_directory(experiment)
-    directory = runs.RunDirectory.create(path, prepared, registry)
+    prepared = prepare(experiment)
+    path = out or default_directory(experiment)
+    directory = RunDirectory.create(path, prepared, registry)
     carry_out(prepared, directory, quiet=quiet, as_json=as_json)
 
 
 def carry_out(prepared: Prepared, directory: RunDirectory, *, quiet: bool, as_json: bool) -> None:
     """Run the rounds that are left and write the report; whatever ends it says how to go on."""
-    from bflcore import runs
+    from bflcore.experiments.run import execute
     from bflcore.report import write_report
 
     checkpoints, path = directory.checkpoints, directory.path
     done = checkpoints.reached or 0
     try:
         with progress_of(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
-            summary = runs.execute(prepared, directory, progress)
+            summary = execute(prepared, directory, progress)
     except KeyboardInterrupt:
         click.echo(f"interrupted after {_resumable(checkpoints.reached, path)}", err=True)
         raise click.exceptions.Exit(130) from None

@@ -237,7 +237,7 @@ def _download_folder(folder: Path | None) -> Path:
 def _from_torchvision(
     name: str, dataset: str, folder: Path | None, download: bool, **options: str
 ) -> Dataset:
-    from bflcore.torchvision_import import torchvision
+    from bflcore.data.torchvision_import import torchvision
 
     root = _download_folder(folder)
     make = getattr(torchvision().datasets, dataset)

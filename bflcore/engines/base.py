@@ -15,25 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.errors import ClientError
-    from bflcore.inference import Broadcast, LocalInference, LocalResult
-    from bflcore.problem import Problem
+    from bflcore.inference.base import LocalInference
+    from bflcore.messages import Broadcast, Evaluation, LocalResult
+    from bflcore.problem.base import Problem
 
-__all__ = ["Engine", "Evaluation", "Session", "Wrapped"]
-
-
-@attrs.frozen(eq=False)
-class Evaluation:
-    """Additive sums of one client's metrics on its own test samples (see `bflcore.metrics`).
-
-    `personal`: the client's own model; `shared`: the server's model on the same samples, where
-    it is a complete model and a different one; `curves`: the sums of the predictions that
-    `LocalInference.curves` names, axis -> value -> sums.
-    """
-
-    client: int
-    personal: Mapping[str, Tensor]
-    shared: Mapping[str, Tensor] | None
-    curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
+__all__ = ["Engine", "Session", "Wrapped"]
 
 
 class Engine(Component, abc.ABC):

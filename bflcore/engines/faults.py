@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from bflcore.inference import Broadcast, LocalResult
+    from bflcore.messages import Broadcast, LocalResult
 
 __all__ = ["GARBAGE", "Unreliable", "unreliable"]
 

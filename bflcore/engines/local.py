@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bflcore.engines.base import Engine, Evaluation, Session
+from bflcore.engines.base import Engine, Session
 from bflcore.engines.memories import Memories
+from bflcore.messages import Evaluation
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
-    from bflcore.engines import workers
-    from bflcore.engines.work import Memory
+    from bflcore.engines.client import Memory
+    from bflcore.engines.pool import Crew
     from bflcore.errors import ClientError
-    from bflcore.inference import Broadcast, LocalInference, LocalResult
-    from bflcore.problem import Problem
+    from bflcore.inference.base import LocalInference
+    from bflcore.messages import Broadcast, LocalResult
+    from bflcore.problem.base import Problem
 
 __all__ = ["Local"]
 
@@ -47,7 +49,7 @@ class Local(Engine):
         self, problem: Problem, inference: LocalInference, bins: int
     ) -> Iterator[LocalSession]:
         """Start the workers and stop them at the end."""
-        from bflcore.engines import workers
+        from bflcore.engines.pool import crew, single_threaded
 
         on_cpu = problem.device.type == "cpu"
         tasks = max(1, len(problem.clients))
@@ -55,9 +57,9 @@ class Local(Engine):
         chunk = self.chunk or (1 if on_cpu else tasks)
         # One thread a process, this one too: results must not depend on the number of workers,
         # and a server whose threads wait for the workers' cores spins instead of working.
-        staff = workers.crew(problem, inference, bins, count, self.client_timeout)
-        with workers.single_threaded(), staff as crew:
-            yield LocalSession(problem, inference, crew, chunk, self.memory_limit * 2**20)
+        staff = crew(problem, inference, bins, count, self.client_timeout)
+        with single_threaded(), staff as running:
+            yield LocalSession(problem, inference, running, chunk, self.memory_limit * 2**20)
 
 
 class LocalSession(Session):
@@ -67,7 +69,7 @@ class LocalSession(Session):
         self,
         problem: Problem,
         inference: LocalInference,
-        crew: workers.Crew,
+        crew: Crew,
         chunk: int,
         limit: float,
     ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bflcore.models.base import Model
-from bflcore.models.parts import MLP, MODELS, LeNet, ResNet18, ResNet20, TwoCNN, TwoNN
 from bflcore.models.user import UserModel, load_factory
+from bflcore.models.zoo import MLP, MODELS, LeNet, ResNet18, ResNet20, TwoCNN, TwoNN
 
 __all__ = [
     "MLP",

@@ -173,7 +173,7 @@ def resnet18(channels: int, outputs: int, groups: int, small: bool) -> nn.Module
     `small` replaces the 7x7 stem with stride and pooling by a 3x3 convolution, as networks for
     CIFAR have it. Initialised as torchvision does, the new stem included.
     """
-    from bflcore.torchvision_import import torchvision  # slow, and needed nowhere else
+    from bflcore.data.torchvision_import import torchvision
 
     network: nn.Module = torchvision().models.resnet18(
         num_classes=outputs, norm_layer=partial(nn.GroupNorm, groups)

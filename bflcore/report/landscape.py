@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from bflcore.checkpoint import Checkpoints
 from bflcore.errors import RunError
+from bflcore.experiments.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.problem import Problem
+    from bflcore.problem.base import Problem
     from bflcore.report.reading import Run
 
 __all__ = ["Plane", "landscape"]
@@ -46,12 +46,12 @@ def landscape(run: Run) -> Plane:
     (`LocalInference.landmarks`) and the initialisation; where one is missing, in a random
     direction. Raises `RunError` when the checkpoint is missing or has diverged.
     """
-    from bflcore import runs
-    from bflcore.experiment import resolve
-    from bflcore.registry import load_registry
+    from bflcore.experiments.prepare import prepare
+    from bflcore.experiments.resolve import resolve
+    from bflcore.registry.loading import load_registry
 
     method = str(run.experiment["method"])
-    prepared = runs.prepare(resolve(load_registry(), method, run.experiment, {}))
+    prepared = prepare(resolve(load_registry(), method, run.experiment, {}))
     family = type(prepared.experiment.inference.initial(prepared.problem))
     folder = run.path / "checkpoint"
     saved = Checkpoints(folder).read(family, prepared.problem.device)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bflcore.aggregation import Aggregator
-from bflcore.testing import small
+from bflcore.testing import problems
 from bflcore.testing.aggregation_laws import Case, Law, cases, claimed
 
 __all__ = ["checks_of"]
@@ -26,9 +26,9 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
 def inputs_stay_untouched(part: Part) -> None:
     """Fusing leaves posteriors, weights and prior as they were."""
     for case in _cases(part):
-        before = small.copied(case)
+        before = problems.copied(case)
         case.fused_by(part())
-        small.same(case, before[0], "an input was changed in place", 0.0)
+        problems.same(case, before[0], "an input was changed in place", 0.0)
 
 
 def weights_that_make_no_sense_are_refused(part: Part) -> None:
@@ -62,13 +62,13 @@ def _check_of(law: Law) -> Callable[[Part], None]:
 
 def _cases(part: Part) -> Iterator[Case]:
     """Yield the laws' own cases of points and Gaussians, and a few of other families."""
-    layout = small.problem().layout
-    for family in small.families(part):
+    layout = problems.problem().layout
+    for family in problems.families(part):
         if family.name in {"point", "gaussian"}:
             yield from cases((family.name,))
             continue
         for seed, clients in enumerate((1, 2, 7)):
-            noise = small.generator(seed)
+            noise = problems.generator(seed)
             posteriors = family.arbitrary(layout, clients, noise)
             weights = torch.rand(clients, generator=noise, dtype=torch.float64) + 0.1
             yield Case(posteriors, weights, family.arbitrary(layout, 1, noise)[0])

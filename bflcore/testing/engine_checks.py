@@ -12,13 +12,14 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from bflcore.engines.base import Engine, Evaluation, Session
+from bflcore.engines.base import Engine, Session
 from bflcore.engines.local import Local
 from bflcore.errors import ClientError
-from bflcore.inference import Broadcast, Cohort, LocalResult, Map
+from bflcore.inference.point import Map
+from bflcore.messages import Broadcast, Cohort, Evaluation, LocalResult
 from bflcore.options import component
-from bflcore.problem import Problem
-from bflcore.testing import small
+from bflcore.problem.base import Problem
+from bflcore.testing import problems
 
 __all__ = ["Faulty", "checks_of"]
 
@@ -49,7 +50,7 @@ def two_rounds_equal_the_local_engines(part: Part) -> None:
     for client, result in expected.items():
         if client not in found:
             raise AssertionError(f"client {client} did not reply")
-        small.same(found[client], result, f"client {client} beside the local engine's")
+        problems.same(found[client], result, f"client {client} beside the local engine's")
 
 
 def evaluation_equals_the_local_engines(part: Part) -> None:
@@ -60,7 +61,7 @@ def evaluation_equals_the_local_engines(part: Part) -> None:
     )
     if missing := sorted(expected.keys() - found.keys()):
         raise AssertionError(f"no evaluation of the clients {', '.join(missing)}")
-    small.same(found, expected, "sums of metrics, client by client, beside the local engine's")
+    problems.same(found, expected, "sums of metrics, client by client, beside the local engine's")
 
 
 def replies_are_sorted_by_client(part: Part) -> None:
@@ -122,9 +123,9 @@ class Record:
 
 def _record(engine: Engine) -> Record:
     """Run two rounds, the second from client 0's result; evaluate; then let a client fail."""
-    inference, of = small.made(Faulty), small.problem(sharing="body")
-    first = small.begun(inference, of)
-    before = small.copied(first, of.train)
+    inference, of = problems.made(Faulty), problems.problem(sharing="body")
+    first = problems.begun(inference, of)
+    before = problems.copied(first, of.train)
     stages: dict[str, list[Any] | Exception] = {}
     with engine.open(of, inference, BINS) as session:
         stages["first fit"] = found = _tried(lambda: _fitted(session, first, of))
@@ -136,7 +137,7 @@ def _record(engine: Engine) -> Record:
         faulty = attrs.evolve(second, round=FAULTY_ROUND)
         stages["faulty fit"] = _tried(lambda: list(session.fit(faulty, of.clients)))
         stages["faulty evaluate"] = _tried(lambda: list(session.evaluate(faulty, of.clients)))
-    changes = map(small.different, (first, of.train), before)
+    changes = map(problems.different, (first, of.train), before)
     return Record(stages, next(filter(None, changes), ""))
 
 
@@ -164,12 +165,12 @@ def _of(part: Part) -> Record:
 
 @cache
 def _local() -> Record:
-    return _record(small.made(Local, workers=1))
+    return _record(problems.made(Local, workers=1))
 
 
 def _by_client(results: list[LocalResult]) -> dict[int, LocalResult]:
     return {
-        client: small.row(result, row)
+        client: problems.row(result, row)
         for result in results
         for row, client in enumerate(result.clients)
     }
@@ -197,7 +198,7 @@ def _only_the_guilty(record: Record, stage: str) -> None:
             f"the client raised RuntimeError('out of luck'); the reason given is "
             f"{errors[0].reason!r}"
         )
-    innocent = [client for client in range(len(small.SIZES)) if client != GUILTY]
+    innocent = [client for client in range(len(problems.SIZES)) if client != GUILTY]
     others = sorted(c for reply in replies if reply not in errors for c in _clients(reply))
     if others != innocent:
         raise AssertionError(f"of the innocent clients {innocent} only {others} replied")

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from bflcore.aggregation import Statistics
 from bflcore.hyper import HyperUpdate
-from bflcore.inference import Broadcast, LocalInference, LocalResult
+from bflcore.inference.base import LocalInference
+from bflcore.messages import Broadcast, LocalResult
 from bflcore.posteriors import Posterior
-from bflcore.testing import small
+from bflcore.testing import problems
 
 __all__ = ["checks_of"]
 
@@ -35,10 +36,10 @@ def inputs_stay_untouched(part: Part) -> None:
     """Summarising and updating leave results, weights and broadcast as they were."""
     for broadcast, result, fused in _cases(part):
         things = (broadcast, result, fused, {"weights": WEIGHTS})
-        before = small.copied(*things)
+        before = problems.copied(*things)
         _updated(part, broadcast, result, fused)
         for thing, copy in zip(things, before, strict=True):
-            small.same(thing, copy, "an input was changed in place", 0.0)
+            problems.same(thing, copy, "an input was changed in place", 0.0)
 
 
 def rounds_are_counted(part: Part) -> None:
@@ -61,10 +62,10 @@ def the_next_broadcast_is_valid(part: Part) -> None:
             if fault := found.fault():
                 raise AssertionError(f"the next {name}: {fault}")
             wanted: Posterior = getattr(broadcast, name)
-            if type(found) is not type(wanted) or small.shapes(found) != small.shapes(wanted):
+            if type(found) is not type(wanted) or problems.shapes(found) != problems.shapes(wanted):
                 raise AssertionError(
-                    f"the next {name} is {found.name} {small.shapes(found)}, not {wanted.name} "
-                    f"{small.shapes(wanted)}"
+                    f"the next {name} is {found.name} {problems.shapes(found)}, not {wanted.name} "
+                    f"{problems.shapes(wanted)}"
                 )
 
 
@@ -73,7 +74,7 @@ def summaries_add_up(part: Part) -> None:
     for broadcast, result, _ in _cases(part):
         together = part().summarise(result, WEIGHTS, broadcast)
         what = "clients' own summaries added up, compared with the summary of all"
-        small.same(_summed(part, broadcast, result), together, what)
+        problems.same(_summed(part, broadcast, result), together, what)
 
 
 def the_objective_never_falls(part: Part) -> None:
@@ -99,7 +100,7 @@ def _updated(part: Part, broadcast: Broadcast, result: LocalResult, fused: Poste
 
 def _summed(part: Part, broadcast: Broadcast, result: LocalResult) -> Statistics:
     each = [
-        part().summarise(small.row(result, k), WEIGHTS[k : k + 1], broadcast)
+        part().summarise(problems.row(result, k), WEIGHTS[k : k + 1], broadcast)
         for k in range(len(WEIGHTS))
     ]
     return reduce(lambda left, right: {n: left[n] + right[n] for n in left}, each)
@@ -114,14 +115,14 @@ def _cases(part: Part) -> Iterator[tuple[Broadcast, LocalResult, Posterior]]:
 
 @lru_cache(maxsize=32)
 def _fitted(inference: LocalInference) -> tuple[Broadcast, LocalResult]:
-    of = small.problem()
-    broadcast = small.begun(inference, of)
-    return broadcast, inference.fit(of, broadcast, small.clients_of(of, inference))
+    of = problems.problem()
+    broadcast = problems.begun(inference, of)
+    return broadcast, inference.fit(of, broadcast, problems.clients_of(of, inference))
 
 
 def _inferences(part: Part) -> list[Any]:
     """Return the inferences whose methods choose this update; without any, all that fit it."""
-    from bflcore.registry import load_registry
+    from bflcore.registry.loading import load_registry
 
     registry = load_registry()
     methods: Any = [m for m in registry.all("method") if m.hyper == part.name]  # type: ignore[attr-defined]
@@ -134,4 +135,4 @@ def _inferences(part: Part) -> list[Any]:
             f"families are {part.families}, which no inference of its methods gives: "
             f"{', '.join(f'{i.name} ({i.family})' for i in candidates)}"
         )
-    return [small.made(inference) for inference in fitting]
+    return [problems.made(inference) for inference in fitting]

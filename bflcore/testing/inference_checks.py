@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from bflcore.inference import Broadcast, Cohort, LocalInference, LocalResult
-from bflcore.likelihoods import GaussianNoise
+from bflcore.inference.base import LocalInference
+from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.posteriors import Gaussian
-from bflcore.problem import Problem
+from bflcore.problem.base import Problem
+from bflcore.problem.likelihoods import GaussianNoise
 from bflcore.randomness import stream
-from bflcore.testing import small
+from bflcore.testing import problems
 
 __all__ = ["checks_of"]
 
@@ -39,7 +40,7 @@ def inputs_stay_untouched(part: Part) -> None:
     """`fit`, `personalise` and `predict` leave broadcast, cohort and problem as they were."""
     inference, of, broadcast, cohort = _case(part, sharing="body")
     things = (broadcast, cohort, of.train, {"initial": of.initial})
-    before = small.copied(*things)
+    before = problems.copied(*things)
     result = inference.fit(of, broadcast, cohort)
     own = inference.personalise(of, broadcast, cohort, novel=False)
     inference.personalise(of, broadcast, cohort, novel=True)
@@ -47,15 +48,17 @@ def inputs_stay_untouched(part: Part) -> None:
     for name, thing, copy in zip(
         ("broadcast", "cohort", "training data", "problem"), things, before, strict=True
     ):
-        small.same(thing, copy, f"the {name} was changed in place", 0.0)
-    kept = small.copied(result)[0]
-    inference.fit(of, broadcast, small.clients_of(of, inference, round=1))
-    small.same(result, kept, "a second fit changed the first one's result (keep no tensors)", 0.0)
+        problems.same(thing, copy, f"the {name} was changed in place", 0.0)
+    kept = problems.copied(result)[0]
+    inference.fit(of, broadcast, problems.clients_of(of, inference, round=1))
+    problems.same(
+        result, kept, "a second fit changed the first one's result (keep no tensors)", 0.0
+    )
 
 
 def results_have_the_declared_family(part: Part) -> None:
     """`fit` returns posteriors of `family`, one row a client, that the server accepts."""
-    from bflcore.rounds import screen
+    from bflcore.engines.screening import screen
 
     inference, of, broadcast, cohort = _case(part)
     result = inference.fit(of, broadcast, cohort)
@@ -72,12 +75,12 @@ def results_have_the_declared_family(part: Part) -> None:
 
 def keeps_the_dtype(part: Part) -> None:
     """A float32 problem gives float32 posteriors and predictions."""
-    inference = small.made(part)
-    of = small.problem(sharing="body", dtype=torch.float32)
-    broadcast, cohort = small.begun(inference, of), small.clients_of(of, inference)
+    inference = problems.made(part)
+    of = problems.problem(sharing="body", dtype=torch.float32)
+    broadcast, cohort = problems.begun(inference, of), problems.clients_of(of, inference)
     result = inference.fit(of, broadcast, cohort)
     draws = _predicted(inference, of, broadcast, result.memory)
-    for name, tensor in (small.tensors(result.posterior) | {"draws": draws}).items():
+    for name, tensor in (problems.tensors(result.posterior) | {"draws": draws}).items():
         if tensor.dtype != torch.float32:
             raise AssertionError(
                 f"{name} of a float32 problem is {tensor.dtype}; compute in that of problem.initial"
@@ -88,7 +91,9 @@ def repeats_itself(part: Part) -> None:
     """The same cohort gives the same result, bit for bit."""
     inference, of, broadcast, cohort = _case(part)
     first = inference.fit(of, broadcast, cohort)
-    small.same(inference.fit(of, broadcast, cohort), first, "a second fit of the same cohort", 0.0)
+    problems.same(
+        inference.fit(of, broadcast, cohort), first, "a second fit of the same cohort", 0.0
+    )
 
 
 def global_randomness_stays_untouched(part: Part) -> None:
@@ -104,8 +109,8 @@ def global_randomness_stays_untouched(part: Part) -> None:
             draws = _predicted(inference, of, broadcast, result.memory)
             if not torch.equal(torch.get_rng_state(), state):
                 raise AssertionError("torch's global generator was used; use cohort.streams(...)")
-            results.append({**small.tensors(result), "draws": draws})
-        small.same(
+            results.append({**problems.tensors(result), "draws": draws})
+        problems.same(
             results[0], results[1], "under another global seed; use cohort.streams(...)", 0.0
         )
     finally:
@@ -120,9 +125,9 @@ def a_cohort_is_its_clients_alone(part: Part) -> None:
     inference, of, broadcast, cohort = _case(part, sharing="body")
     together = inference.fit(of, broadcast, cohort)
     for index, client in enumerate(cohort.clients):
-        alone = inference.fit(of, broadcast, small.clients_of(of, inference, [client]))
+        alone = inference.fit(of, broadcast, problems.clients_of(of, inference, [client]))
         what = f"client {client} of cohort {cohort.clients}, compared with it alone"
-        small.same(small.row(together, index), alone, what, 1e-7)
+        problems.same(problems.row(together, index), alone, what, 1e-7)
 
 
 def padding_is_never_read(part: Part) -> None:
@@ -134,39 +139,41 @@ def padding_is_never_read(part: Part) -> None:
         y[index, size:] = 2  # the last class
     loud = inference.fit(of, broadcast, attrs.evolve(cohort, x=x, y=y))
     what = "with other padding beyond cohort.sizes"
-    small.same(loud, inference.fit(of, broadcast, cohort), what, 1e-7)
+    problems.same(loud, inference.fit(of, broadcast, cohort), what, 1e-7)
 
 
 def order_is_irrelevant(part: Part) -> None:
     """Clients of equal size may stand in any order."""
-    inference = small.made(part)
-    of = small.problem(sizes=(6, 6))
-    broadcast = small.begun(inference, of)
-    first = inference.fit(of, broadcast, small.clients_of(of, inference, [0, 1]))
-    second = inference.fit(of, broadcast, small.clients_of(of, inference, [1, 0]))
-    small.same(second.select([1, 0]), first, "in another order", 1e-7)
+    inference = problems.made(part)
+    of = problems.problem(sizes=(6, 6))
+    broadcast = problems.begun(inference, of)
+    first = inference.fit(of, broadcast, problems.clients_of(of, inference, [0, 1]))
+    second = inference.fit(of, broadcast, problems.clients_of(of, inference, [1, 0]))
+    problems.same(second.select([1, 0]), first, "in another order", 1e-7)
 
 
 def no_data_gives_the_prior_back(part: Part) -> None:
     """A client without samples learns nothing: start and prior alike, its posterior is they."""
-    inference = small.made(part)
-    of = small.problem(sizes=(6, 0))
-    broadcast = small.begun(inference, of)
+    inference = problems.made(part)
+    of = problems.problem(sizes=(6, 0))
+    broadcast = problems.begun(inference, of)
     broadcast = attrs.evolve(broadcast, start=broadcast.prior)
-    result = inference.fit(of, broadcast, small.clients_of(of, inference, [1]))
-    small.same(result.posterior[0], broadcast.prior, "the posterior of a client without data", 1e-6)
+    result = inference.fit(of, broadcast, problems.clients_of(of, inference, [1]))
+    problems.same(
+        result.posterior[0], broadcast.prior, "the posterior of a client without data", 1e-6
+    )
     if not bool(result.loss.isfinite().all()):
         raise AssertionError(f"the loss of a client without data is {float(result.loss[0])}")
 
 
 def loss_falls(part: Part) -> None:
     """Round after round from its own posterior, a client's loss falls."""
-    inference = small.made(part)
-    of = small.problem(sizes=(24,), sharing="body")
-    broadcast, memory = small.begun(inference, of), None
+    inference = problems.made(part)
+    of = problems.problem(sizes=(24,), sharing="body")
+    broadcast, memory = problems.begun(inference, of), None
     losses: list[float] = []
     for number in range(ROUNDS):
-        cohort = small.clients_of(of, inference, memory=memory, round=number)
+        cohort = problems.clients_of(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         losses.append(float(result.loss[0]))
         broadcast = attrs.evolve(broadcast, round=number + 1, start=result.posterior[0])
@@ -185,7 +192,7 @@ def memory_survives_storage(part: Part) -> None:
     """
     inference, of, broadcast, cohort = _case(part, sharing="body")
     result = inference.fit(of, broadcast, cohort)
-    kept, fresh = small.shapes(result.memory), small.shapes(cohort.memory)
+    kept, fresh = problems.shapes(result.memory), problems.shapes(cohort.memory)
     if kept != fresh:
         raise AssertionError(
             f"remember() gives {fresh}, fit returns the memory {kept}; both must hold the same, "
@@ -194,10 +201,10 @@ def memory_survives_storage(part: Part) -> None:
     stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
     following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
     stayed, read = (
-        inference.fit(of, following, small.clients_of(of, inference, memory=memory, round=1))
+        inference.fit(of, following, problems.clients_of(of, inference, memory=memory, round=1))
         for memory in (result.memory, stored)
     )
-    small.same(read, stayed, "from a stored memory", 0.0)
+    problems.same(read, stayed, "from a stored memory", 0.0)
 
 
 def predictions_are_probabilities(part: Part) -> None:
@@ -221,23 +228,23 @@ def is_exact_on_the_conjugate_problem(part: Part) -> None:
     Each sample sees one parameter, so that a product over parameters is exact.
     """
     noise, seen = 0.5, torch.eye(3, dtype=torch.float64).repeat(4, 1)
-    x = seen * torch.randn(12, 1, generator=small.generator(3), dtype=torch.float64)
-    y = torch.randn(12, 1, generator=small.generator(4), dtype=torch.float64)
+    x = seen * torch.randn(12, 1, generator=problems.generator(3), dtype=torch.float64)
+    y = torch.randn(12, 1, generator=problems.generator(4), dtype=torch.float64)
     network = nn.Sequential(nn.Linear(3, 1, bias=False))
-    of = small.problem((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
+    of = problems.problem((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
                        data=(x, y))  # fmt: skip
     inference = part()
     prior = Gaussian(torch.full((3,), 0.3).double(), torch.tensor([0.5, 1.0, 2.0]).double())
     broadcast = Broadcast(0, prior, prior)
-    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
     precision = 1 / prior.variance + x.square().sum(0) / noise
     mean = (prior.mean / prior.variance + (x * y).sum(0) / noise) / precision
-    small.same(found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5)
+    problems.same(found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5)
 
 
 def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Broadcast, Cohort]:
-    inference, of = small.made(part), small.problem(sharing=sharing)
-    return inference, of, small.begun(inference, of), small.clients_of(of, inference)
+    inference, of = problems.made(part), problems.problem(sharing=sharing)
+    return inference, of, problems.begun(inference, of), problems.clients_of(of, inference)
 
 
 def _predicted(

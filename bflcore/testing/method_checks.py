@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bflcore.experiment import resolve
+from bflcore.experiments.resolve import resolve
 from bflcore.methods import Method
 from bflcore.options import options_of
-from bflcore.registry import Distribution, Registry, read_plugins
-from bflcore.testing.small import QUICK
+from bflcore.registry import builtin
+from bflcore.registry.loading import Distribution, Registry, read_plugins
+from bflcore.testing.problems import QUICK
 
 __all__ = ["checks_of"]
 
@@ -34,7 +35,9 @@ def parts_exist_and_fit(part: Part) -> None:
 
 def runs_two_rounds(part: Part) -> None:
     """Two rounds on a small synthetic data set end with figures that are numbers."""
-    from bflcore import runs
+    from bflcore.experiments.directory import RunDirectory
+    from bflcore.experiments.prepare import prepare
+    from bflcore.experiments.run import execute
 
     registry = _registry(part)
     known = {option.name for option in options_of(registry.get("inference", part.inference))}
@@ -45,10 +48,10 @@ def runs_two_rounds(part: Part) -> None:
         "inference": {name: value for name, value in QUICK.items() if name in known},
         "engine": {"workers": 1},
     }
-    prepared = runs.prepare(resolve(registry, part.name, {}, flags))
+    prepared = prepare(resolve(registry, part.name, {}, flags))
     with tempfile.TemporaryDirectory() as folder:
-        directory = runs.RunDirectory.create(Path(folder) / "run", prepared, registry)
-        summary = runs.execute(prepared, directory)
+        directory = RunDirectory.create(Path(folder) / "run", prepared, registry)
+        summary = execute(prepared, directory)
     if summary["dropped"]:
         first = summary["dropped"][0]
         raise AssertionError(f"client {first['client']} was dropped: {first['reason']}")
@@ -59,9 +62,8 @@ def runs_two_rounds(part: Part) -> None:
 
 
 def _registry(part: Part) -> Registry:
-    from bflcore import plugin
 
-    registry = read_plugins(plugin)
+    registry = read_plugins(builtin)
     if part not in registry.all("method"):
         registry.add(Distribution("under test", "0", part.__module__), [("method", part)])
     return registry

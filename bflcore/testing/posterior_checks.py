@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bflcore.posteriors import Posterior
-from bflcore.testing import small
+from bflcore.testing import problems
 
 __all__ = ["checks_of"]
 
@@ -29,37 +29,37 @@ def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
 
 def inputs_stay_untouched(family: Family) -> None:
     """Sampling, dividing and comparing leave a posterior as it was."""
-    of = small.problem(sharing="body")
+    of = problems.problem(sharing="body")
     q, p = _pair(family)
-    noise = torch.randn(3, of.layout.total, generator=small.generator(), dtype=torch.float64)
-    before = small.copied(q, p, {"noise": noise})
+    noise = torch.randn(3, of.layout.total, generator=problems.generator(), dtype=torch.float64)
+    before = problems.copied(q, p, {"noise": noise})
     q.sample(noise)
     q.kl(p)
     q.split(of.layout)
     q.fault()
     for thing, copy in zip((q, p, {"noise": noise}), before, strict=True):
-        small.same(thing, copy, "an input was changed in place", 0.0)
+        problems.same(thing, copy, "an input was changed in place", 0.0)
 
 
 def packing_inverts(family: Family) -> None:
     """``unpack(pack()) == q``, under any prefix."""
     q, _ = _pair(family)
-    small.same(family.unpack(q.pack("own."), "own."), q, "pack and unpack", 0.0)
+    problems.same(family.unpack(q.pack("own."), "own."), q, "pack and unpack", 0.0)
 
 
 def splitting_inverts(family: Family) -> None:
     """``join(*split(q)) == q``, whatever is shared."""
     for sharing in ("all", "body", "head", "none"):
-        layout = small.problem(sharing=sharing).layout
-        q = family.arbitrary(layout, 3, small.generator())
+        layout = problems.problem(sharing=sharing).layout
+        q = family.arbitrary(layout, 3, problems.generator())
         shared, personal = q.split(layout)
-        small.same(shared.join(personal, layout), q, f"split and join, sharing {sharing}", 0.0)
+        problems.same(shared.join(personal, layout), q, f"split and join, sharing {sharing}", 0.0)
 
 
 def clients_can_be_selected(family: Family) -> None:
     """Rows can be taken and put together again."""
     q, _ = _pair(family)
-    small.same(family.concatenate([q[[0]], q[[1, 2]]]), q, "concatenate", 0.0)
+    problems.same(family.concatenate([q[[0]], q[[1, 2]]]), q, "concatenate", 0.0)
 
 
 def valid_posteriors_have_no_fault(family: Family) -> None:
@@ -85,7 +85,7 @@ def values_that_are_not_finite_are_a_fault(family: Family) -> None:
 def keeps_the_dtype(family: Family) -> None:
     """Samples and divergences have the dtype of the posterior."""
     q, p = (one.map(torch.Tensor.float) for one in _pair(family))
-    noise = torch.randn(3, q.mean.shape[-1], generator=small.generator())
+    noise = torch.randn(3, q.mean.shape[-1], generator=problems.generator())
     for name, result in (("sample", q.sample(noise)), ("kl", q.kl(p)), ("mean", q.mean)):
         if result.dtype != torch.float32:
             raise AssertionError(
@@ -133,12 +133,14 @@ def divergence_is_that_of_the_densities(family: Family) -> None:
 
 
 def _pair(family: Family) -> tuple[Posterior, Posterior]:
-    layout = small.problem().layout
-    return tuple(family.arbitrary(layout, 3, small.generator(seed)) for seed in (0, 1))  # type: ignore[return-value]
+    layout = problems.problem().layout
+    return tuple(family.arbitrary(layout, 3, problems.generator(seed)) for seed in (0, 1))  # type: ignore[return-value]
 
 
 def _samples(q: Posterior) -> torch.Tensor:
-    noise = torch.randn(DRAWS, q.mean.shape[-1], generator=small.generator(7), dtype=torch.float64)
+    noise = torch.randn(
+        DRAWS, q.mean.shape[-1], generator=problems.generator(7), dtype=torch.float64
+    )
     return q.map(lambda tensor: tensor.expand(DRAWS, *tensor.shape[1:])).sample(noise)
 
 

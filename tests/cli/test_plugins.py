@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 from bflcore.testing import checks
 
 

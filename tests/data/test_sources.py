@@ -22,7 +22,7 @@ from bflcore.data.sources import (
     MNIST5k,
     Synthetic,
 )
-from bflcore.torchvision_import import torchvision
+from bflcore.data.torchvision_import import torchvision
 
 
 def idx(array, magic=b"\0\0\x08"):

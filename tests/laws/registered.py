@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 
 VARIANTS = {
     "average": [{"on": "variance"}, {"on": "std"}],

@@ -72,7 +72,7 @@ def test_models_have_the_published_number_of_parameters(model, shape, outputs, e
 
 
 def test_resnet18_has_as_many_parameters_as_torchvisions():
-    from bflcore.torchvision_import import torchvision
+    from bflcore.data.torchvision_import import torchvision
 
     original = count(torchvision().models.resnet18, num_classes=10)
 

@@ -8,11 +8,11 @@ import torch
 
 from bflcore.cli import main
 from bflcore.data.label_noise import Pair
-from bflcore.experiment import resolve
-from bflcore.registry import load_registry
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 from bflcore.report.landscape import landscape
 from bflcore.report.reading import read_run
-from bflcore.runs import prepare
 
 TINY = ("--clients", "3", "--rounds", "2", "--local-epochs", "1", "--workers", "1", "--quiet")
 

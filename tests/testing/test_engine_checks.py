@@ -6,9 +6,10 @@ import attrs
 import pytest
 from testing.verdicts import failing, label, reasons, sentences, wrong
 
-from bflcore.engines.base import Engine, Evaluation, Session
+from bflcore.engines.base import Engine, Session
 from bflcore.engines.local import Local
 from bflcore.errors import ClientError
+from bflcore.messages import Evaluation
 from bflcore.testing import engine_checks
 from bflcore.testing.engine_checks import FAULTY_ROUND
 

@@ -8,7 +8,7 @@ import torch
 from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import Gaussian, Map, Variational
-from bflcore.likelihoods import GaussianNoise, Predictive
+from bflcore.problem.likelihoods import GaussianNoise, Predictive
 from bflcore.testing import inference_checks
 
 UNTOUCHED = "inputs stay untouched"

@@ -7,7 +7,7 @@ import pytest
 from testing.verdicts import wrong
 
 from bflcore import Fixed
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 from bflcore.testing import Check, Outcome, checks, parametrize_with_checks
 
 pytest_plugins = ["pytester"]
@@ -195,11 +195,11 @@ def test_under_pytest_expected_failures_are_strict(pytester):
 
 CORE = """
 import sys
-from bflcore import plugin
-from bflcore.registry import read_plugins
+from bflcore.registry import builtin
+from bflcore.registry.loading import read_plugins
 from bflcore.testing import checks
 
-registry = read_plugins(plugin)
+registry = read_plugins(builtin)
 core = registry.distributions[0]
 parts = {kind: registry.get(kind, name) for kind, name in core.components if kind != "engine"}
 for part in parts.values():  # one of each kind; an engine's workers are processes of their own

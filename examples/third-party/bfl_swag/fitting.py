@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bflcore import Gaussian, training
+from bflcore import Gaussian
+from bflcore.inference.gradient import Gradient, Optimiser, batches, mean_loss, steps
+from bflcore.inference.memory import join_personal, local_result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,21 +47,21 @@ class Path:
 
 def fit(inference: SWAG, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
     """Descend the negative log likelihood and return the path's moments for every client."""
-    begin = training.joined(problem, broadcast.start, cohort.memory, len(cohort.clients))
+    begin = join_personal(problem, broadcast.start, cohort.memory, len(cohort.clients))
     weights, path = begin.mean.clone(), Path(begin.mean)
-    taken = training.steps(inference, cohort)
+    taken = steps(inference, cohort)
     first = torch.tensor([int(inference.burn_in * steps) for steps in taken])
-    optimiser = training.Optimiser(inference, weights, taken, broadcast.round)
-    differentiate = training.Gradient(problem)
+    optimiser = Optimiser(inference, weights, taken, broadcast.round)
+    differentiate = Gradient(problem)
     loss = weights.new_zeros(len(weights))
-    for step, batch in enumerate(training.batches(inference, cohort)):
+    for step, batch in enumerate(batches(inference, cohort)):
         k = len(batch.sizes)
         nll, gradient = differentiate(weights[:k], batch)
         optimiser.step(gradient)
         path.record(weights[:k], (first[:k] <= step).to(weights))
         loss[:k] += nll
     posterior = Gaussian(path.mean, inference.scale * path.variance)
-    return training.result(problem, cohort, posterior, training.mean_loss(loss, taken))
+    return local_result(problem, cohort, posterior, mean_loss(loss, taken))
 
 
 def predict(
@@ -71,7 +73,7 @@ def predict(
     streams: list[torch.Generator],
 ) -> Predictive:
     """Predict with draws of the parameters, the same for all samples of a client."""
-    whole = training.joined(problem, posterior, memory, len(x))
+    whole = join_personal(problem, posterior, memory, len(x))
     size = (inference.predict_draws, whole.mean.shape[-1])
     noise = torch.stack(
         [

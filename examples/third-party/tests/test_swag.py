@@ -5,13 +5,13 @@ import torch
 
 from bfl_swag.fitting import Path
 from bfl_swag.plugin import SWAG
-from bflcore.testing import small
+from bflcore.testing import problems
 
 
 def fitted(inference, sizes):
-    of = small.problem(sizes)
-    cohort = small.clients_of(of, inference)
-    return of, cohort, inference.fit(of, small.begun(inference, of), cohort)
+    of = problems.problem(sizes)
+    cohort = problems.clients_of(of, inference)
+    return of, cohort, inference.fit(of, problems.begun(inference, of), cohort)
 
 
 def test_a_path_has_the_moments_of_its_points():

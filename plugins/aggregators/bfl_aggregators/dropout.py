@@ -16,14 +16,15 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from bflcore import training
 from bflcore.errors import OptionError
-from bflcore.noise import Noise
+from bflcore.inference.gradient import Gradient
+from bflcore.inference.memory import join_personal
+from bflcore.inference.normals import Noise
 
 if TYPE_CHECKING:
     from bfl_aggregators.plugin import MCDropout
     from bflcore import Cohort, Posterior, Predictive, Problem
-    from bflcore.training import Batch
+    from bflcore.inference.gradient import Batch
 
 __all__ = ["DropoutGradient", "check", "masked", "predict"]
 
@@ -98,7 +99,7 @@ class DropoutGradient:
         problem, self._shapes = masked(problem)
         self._rate = inference.rate
         self._noise = Noise(cohort.streams("dropout"))
-        self._gradient = training.Gradient(problem)
+        self._gradient = Gradient(problem)
 
     def __call__(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``."""
@@ -122,7 +123,7 @@ def predict(
 
     Behind a linear layer's mask lies one draw of its weights (Gal & Ghahramani 2016, eq. 8).
     """
-    weights = training.joined(problem, posterior, memory, len(x)).mean
+    weights = join_personal(problem, posterior, memory, len(x)).mean
     problem, shapes = masked(problem)
     noise = Noise(streams)
     outputs = []

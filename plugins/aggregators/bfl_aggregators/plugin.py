@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore import Broadcast, Cohort, Gaussian, Posterior, Predictive, Problem
-    from bflcore.training import Batch
+    from bflcore.inference.gradient import Batch
 
 PAPER = "Fischer, Orescanin, Loomis & McClure 2024"
 

@@ -12,8 +12,8 @@ from bfl_aggregators import dropout
 from bfl_aggregators.plugin import MCDropout
 from bflcore import Map, OptionError, Point
 from bflcore.cli import main
-from bflcore.noise import Noise
-from bflcore.point_estimation import fit as fit_part
+from bflcore.inference.normals import Noise
+from bflcore.inference.point import fit_points as fit_part
 from bflcore.randomness import stream
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}

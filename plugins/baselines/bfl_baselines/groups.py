@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from bfl_baselines.slopes import replace
-from bflcore import point_estimation, training
-from bflcore.inference import PERSONAL
+from bflcore.inference.gradient import Gradient, batches
+from bflcore.inference.memory import PERSONAL, join_personal, local_result
+from bflcore.inference.point import descend, fit_points, objective
 from bflcore.posteriors import Point
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from bfl_baselines.inferences import GroupSnip, GroupSparse
     from bflcore import Broadcast, Cohort, Layout, LocalResult, Problem
-    from bflcore.point_estimation import Slope
-    from bflcore.training import Batch
+    from bflcore.inference.gradient import Batch
+    from bflcore.inference.point import LossAndGradient
 
 SENSITIVITY = "sensitivity"  # its name in statistics and at the server; ``[P_shared]``
 
@@ -60,13 +61,13 @@ def sparse(
     groups = Groups(problem.layout)
     scale = inference.group_lasso * groups.sizes[: groups.count].sqrt().to(problem.initial)
 
-    def slope(plain: Slope, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def slope(plain: LossAndGradient, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         nll, gradient = plain(w, batch)
         norms = groups.sums(w.square()).sqrt()
         factors = torch.where(norms > 0, scale / norms, torch.zeros_like(norms))  # subgradient 0
         return nll, gradient + groups.spread(factors, 0.0) * w
 
-    fitted = point_estimation.fit(inference, problem, broadcast, cohort, bend=slope)
+    fitted = fit_points(inference, problem, broadcast, cohort, transform=slope)
     w = fitted.posterior.join(Point.unpack(fitted.memory, PERSONAL), problem.layout).mean
     energy = groups.sums(w.square())
     ordered, order = energy.sort(dim=1)
@@ -74,7 +75,7 @@ def sparse(
     dropped = torch.zeros_like(spare).scatter_(1, order, spare)
     trained = w.new_tensor(cohort.sizes)[:, None] > 0  # without data nothing was learned to drop
     mask = groups.spread((~(dropped & trained)).to(w.dtype), 1.0)
-    return training.result(problem, cohort, Point(w * mask), fitted.loss)
+    return local_result(problem, cohort, Point(w * mask), fitted.loss)
 
 
 def snip(
@@ -86,14 +87,14 @@ def snip(
     which is the sensitivity on the pooled data if clients count equally.
     """
     clients = len(cohort.clients)
-    server = training.joined(problem, broadcast.start, cohort.memory, clients).mean
+    server = join_personal(problem, broadcast.start, cohort.memory, clients).mean
     known, statistics = broadcast.hyper.get(SENSITIVITY), {}
     if known is None:
         everything = replace(inference, local_epochs=1, batch_size=max(1, *cohort.sizes))
         slopes = torch.zeros_like(server)
-        for batch in training.batches(everything, cohort):
+        for batch in batches(everything, cohort):
             k = len(batch.sizes)
-            slopes[:k] = training.Gradient(problem)(server[:k], batch)[1]
+            slopes[:k] = Gradient(problem)(server[:k], batch)[1]
         known = problem.layout.split(server * slopes)[0].clone()
         statistics = {SENSITIVITY: known}
     mask = _mask(problem, known.expand(clients, -1), inference.pruned)
@@ -102,10 +103,10 @@ def snip(
         nll, gradient = plain(w, batch)
         return nll, gradient * mask[: len(w)]
 
-    plain = point_estimation.objective(inference, problem, cohort, server)
+    plain = objective(inference, problem, cohort, server)
     w = server * mask
-    w, loss = point_estimation.descend(inference, problem, cohort, w, broadcast.round, slope)
-    return training.result(problem, cohort, Point(w), loss, statistics)
+    w, loss = descend(inference, problem, cohort, w, broadcast.round, slope)
+    return local_result(problem, cohort, Point(w), loss, statistics)
 
 
 def _mask(problem: Problem, sensitivity: Tensor, pruned: float) -> Tensor:

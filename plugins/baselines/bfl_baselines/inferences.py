@@ -11,7 +11,7 @@ import attrs
 
 from bfl_bpfed.plugin import ReinforcedVariational
 from bflcore import GradientInference, LocalInference, Map, OptionError, component, option
-from bflcore.inference import PERSONAL
+from bflcore.inference.memory import PERSONAL
 from bflcore.randomness import SERVER
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class Keeping(LocalInference):
 
     def remember(self, problem: Problem) -> dict[str, Tensor]:
         """Return the memory of a client without one yet."""
-        from bflcore import training
+        from bflcore.inference.memory import no_own
 
-        return {**super().remember(problem), **training.nothing_kept(self.initial(problem))}
+        return {**super().remember(problem), **no_own(self.initial(problem))}
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
@@ -78,15 +78,15 @@ class Staged(Map):
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Train the stages."""
         from bfl_baselines.slopes import replace
-        from bflcore import point_estimation
+        from bflcore.inference.point import fit_points
 
         if self.stages == "joint":
-            return point_estimation.fit(self, problem, broadcast, cohort)
+            return fit_points(self, problem, broadcast, cohort)
         if self.stages == "personal-then-shared":
             first = replace(self, local_epochs=self.personal_epochs)
-            personal = point_estimation.fit(first, problem, broadcast, cohort, "personal")
+            personal = fit_points(first, problem, broadcast, cohort, "personal")
             cohort = attrs.evolve(cohort, memory=personal.memory)
-        return point_estimation.fit(self, problem, broadcast, cohort, "shared")
+        return fit_points(self, problem, broadcast, cohort, "shared")
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
@@ -229,16 +229,18 @@ class PersonalBayes(Keeping, ReinforcedVariational):
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Take steps of q on NLL + zeta KL(q || w), each followed by one of w on KL(q || w)."""
         from bfl_bpfed.reinforcement import Reinforcement
-        from bflcore import Gaussian, training, variational
+        from bflcore import Gaussian
+        from bflcore.inference.memory import keep_own
+        from bflcore.inference.variational import fit_gaussians, prior_of_cohort
 
-        prior = variational.prior_of_cohort(self, problem, broadcast, cohort)
+        prior = prior_of_cohort(self, problem, broadcast, cohort)
         copy = Reinforcement(self, problem, broadcast, cohort, prior)
-        fitted = variational.fit(
+        fitted = fit_gaussians(
             self, problem, broadcast, cohort, after_step=copy.follow, anchor=copy.anchor
         )
         own = fitted.posterior.join(Gaussian.unpack(fitted.memory, PERSONAL), problem.layout)
         shared = copy.anchor.split(problem.layout)[0]
-        return attrs.evolve(fitted, posterior=shared, memory=training.kept(fitted.memory, own))
+        return attrs.evolve(fitted, posterior=shared, memory=keep_own(fitted.memory, own))
 
 
 @component
@@ -286,9 +288,9 @@ class Langevin(Written, GradientInference):
         streams: list[torch.Generator],
     ) -> Predictive:
         """Average over the particles."""
-        from bflcore import training
+        from bflcore.inference.memory import join_personal
 
-        whole = training.joined(problem, posterior, memory, len(x))
+        whole = join_personal(problem, posterior, memory, len(x))
         return problem.likelihood.predictive(problem.outputs(whole.pack()["draws"], x))
 
 
@@ -316,11 +318,12 @@ class Pooled(Map):
         """Train as one client that holds everything."""
         import torch
 
-        from bflcore import point_estimation, pretraining
+        from bflcore.experiments import pretraining
+        from bflcore.inference.point import fit_points
 
         pool = pretraining.pooled(problem, 1.0)
         memory = {name: tensor[:1] for name, tensor in cohort.memory.items()}
         everything = pool.cohort([SERVER], memory, broadcast.round)
-        result = point_estimation.fit(self, pool, broadcast, everything)
+        result = fit_points(self, pool, broadcast, everything)
         same = result.select([0] * len(cohort.clients))
         return attrs.evolve(same, clients=cohort.clients, examples=torch.tensor(cohort.sizes))

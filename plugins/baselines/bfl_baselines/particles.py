@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from bflcore import LocalResult, Posterior
-from bflcore.inference import PERSONAL
+from bflcore.inference.memory import PERSONAL
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from bfl_baselines.inferences import Langevin
     from bflcore import Broadcast, Cohort, Layout, Problem
-    from bflcore.training import Batch
+    from bflcore.inference.gradient import Batch
 
 CENTRE = "centre"  # of the heads' prior: its name in statistics and at the server
 
@@ -69,8 +69,9 @@ def langevin(
     """
     import torch
 
-    from bflcore import point_estimation, training
-    from bflcore.noise import Noise
+    from bflcore.inference.gradient import Gradient
+    from bflcore.inference.normals import Noise
+    from bflcore.inference.point import descend
 
     layout = problem.layout
     chain = Particles.unpack(cohort.memory, PERSONAL).draws.clone()  # [K, S, P_personal]
@@ -78,7 +79,7 @@ def langevin(
     n = heads.new_tensor(cohort.sizes).clamp_min(1)[:, None]
     centre = broadcast.hyper.get(CENTRE, torch.zeros_like(heads[0]))
     h, noise = inference.langevin_lr, Noise(cohort.streams("langevin"))
-    differentiate = training.Gradient(problem)
+    differentiate = Gradient(problem)
     burn_in = int(inference.burn_in * inference.inner_steps)
     averaged = inference.inner_steps - burn_in
 
@@ -99,7 +100,7 @@ def langevin(
         return losses, layout.join(expected, torch.zeros_like(heads[:k]))
 
     start = layout.join(broadcast.start.mean.expand(len(heads), -1), heads)
-    w, loss = point_estimation.descend(inference, problem, cohort, start, broadcast.round, slope)
+    w, loss = descend(inference, problem, cohort, start, broadcast.round, slope)
     memory = {**cohort.memory, **Particles(chain).pack(PERSONAL)}
     posterior = Particles(layout.split(w)[0][:, None])
     moved = {CENTRE: (chain.mean(1) - centre) / len(problem.clients)}

@@ -1,4 +1,4 @@
-"""Slopes: what sets the methods apart that train by FedAvg's own loop, `point_estimation.fit`."""
+"""Slopes: what sets the methods apart that train by FedAvg's own loop, `fit_points`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import torch
 
-from bflcore import point_estimation, training
-from bflcore.inference import PERSONAL
+from bflcore.inference.gradient import Optimiser, steps
+from bflcore.inference.memory import PERSONAL, STARTED, client_posterior, join_personal, keep_own
+from bflcore.inference.point import descend, fit_points, objective
 from bflcore.posteriors import Point
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from bfl_baselines import inferences as kinds
     from bflcore import Broadcast, Cohort, LocalResult, PointInference, Problem
-    from bflcore.point_estimation import Slope
-    from bflcore.training import Batch
+    from bflcore.inference.gradient import Batch
+    from bflcore.inference.point import LossAndGradient
 
 CONTROL = "control"  # its name in memory, in statistics and at the server; ``[P_shared]``
 
@@ -34,24 +35,24 @@ def fine_tuned(
     inference: PointInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> dict[str, Tensor]:
     """Return memories with networks ``[K, P]`` trained further on each client's samples."""
-    start = training.joined(problem, broadcast.start, cohort.memory, len(cohort.clients)).mean
-    slope = point_estimation.objective(inference, problem, cohort, start)
-    w, _ = point_estimation.descend(inference, problem, cohort, start, broadcast.round, slope)
-    return training.kept(cohort.memory, Point(w))
+    start = join_personal(problem, broadcast.start, cohort.memory, len(cohort.clients)).mean
+    slope = objective(inference, problem, cohort, start)
+    w, _ = descend(inference, problem, cohort, start, broadcast.round, slope)
+    return keep_own(cohort.memory, Point(w))
 
 
 def ditto(
     inference: kinds.Ditto, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> LocalResult:
     """Train w as FedAvg, and v on f(v) + lambda/2 ||v - w_g||^2."""
-    shared = point_estimation.fit(inference, problem, broadcast, cohort)
+    shared = fit_points(inference, problem, broadcast, cohort)
     clients = len(cohort.clients)
-    server = training.joined(problem, broadcast.start, cohort.memory, clients).mean
-    v = training.predicting(problem, broadcast.start, cohort.memory, clients).mean
+    server = join_personal(problem, broadcast.start, cohort.memory, clients).mean
+    v = client_posterior(problem, broadcast.start, cohort.memory, clients).mean
     pulled = replace(inference, anchor=inference.anchor + inference.pull)
-    slope = point_estimation.objective(pulled, problem, cohort, server)
-    v, _ = point_estimation.descend(inference, problem, cohort, v, broadcast.round, slope)
-    return attrs.evolve(shared, memory=training.kept(shared.memory, Point(v)))
+    slope = objective(pulled, problem, cohort, server)
+    v, _ = descend(inference, problem, cohort, v, broadcast.round, slope)
+    return attrs.evolve(shared, memory=keep_own(shared.memory, Point(v)))
 
 
 def apfl(
@@ -59,14 +60,14 @@ def apfl(
 ) -> LocalResult:
     """Train w on itself and v on alpha v + (1 - alpha) w; alpha descends once a round (eq. 10)."""
     clients, lr = len(cohort.clients), inference.lr_at(broadcast.round)
-    server = training.joined(problem, broadcast.start, cohort.memory, clients).mean
-    started = cohort.memory[training.STARTED][:, None] > 0
+    server = join_personal(problem, broadcast.start, cohort.memory, clients).mean
+    started = cohort.memory[STARTED][:, None] > 0
     v = torch.where(started, cohort.memory["v"], server)
     alpha = cohort.memory["alpha"][:, None].clone()  # [K, 1]
-    pace = training.Optimiser(inference, v, training.steps(inference, cohort), broadcast.round)
+    pace = Optimiser(inference, v, steps(inference, cohort), broadcast.round)
     adapts = inference.adaptive
 
-    def slope(plain: Slope, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def slope(plain: LossAndGradient, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         nonlocal adapts
         k = len(w)
         _, gradient = plain(w.lerp(v[:k], alpha[:k]), batch)
@@ -77,10 +78,10 @@ def apfl(
         pace.step(alpha[:k] * gradient)  # d mix / d v = alpha
         return plain(w, batch)
 
-    shared = point_estimation.fit(inference, problem, broadcast, cohort, bend=slope)
+    shared = fit_points(inference, problem, broadcast, cohort, transform=slope)
     own = Point.unpack(shared.memory, PERSONAL)
     w = shared.posterior.join(own, problem.layout).mean
-    memory = {**training.kept(shared.memory, Point(w.lerp(v, alpha))), "v": v, "alpha": alpha[:, 0]}
+    memory = {**keep_own(shared.memory, Point(w.lerp(v, alpha))), "v": v, "alpha": alpha[:, 0]}
     return attrs.evolve(shared, memory=memory)
 
 
@@ -89,9 +90,9 @@ def pfedme(
 ) -> LocalResult:
     """Descend lambda (w - theta), theta minimising f(theta) + lambda/2 ||theta - w||^2."""
     clients = len(cohort.clients)
-    own = training.predicting(problem, broadcast.start, cohort.memory, clients).mean.clone()
+    own = client_posterior(problem, broadcast.start, cohort.memory, clients).mean.clone()
 
-    def slope(plain: Slope, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def slope(plain: LossAndGradient, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         theta, losses = w.clone(), w.new_zeros(len(w))
         for _ in range(inference.inner_steps):
             losses, gradient = plain(theta, batch)
@@ -100,8 +101,8 @@ def pfedme(
         own[: len(w)] = theta
         return losses, inference.pull * (w - theta)
 
-    shared = point_estimation.fit(inference, problem, broadcast, cohort, bend=slope)
-    return attrs.evolve(shared, memory=training.kept(shared.memory, Point(own)))
+    shared = fit_points(inference, problem, broadcast, cohort, transform=slope)
+    return attrs.evolve(shared, memory=keep_own(shared.memory, Point(own)))
 
 
 def per_fedavg(
@@ -109,12 +110,12 @@ def per_fedavg(
 ) -> LocalResult:
     """Follow g(w - a g(w; B1); B2), B1 and B2 the halves of a minibatch."""
 
-    def slope(plain: Slope, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def slope(plain: LossAndGradient, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         first, second = halves(batch)
         _, gradient = plain(w, first)
         return plain(w.sub(gradient, alpha=inference.inner_lr), second)
 
-    return point_estimation.fit(inference, problem, broadcast, cohort, bend=slope)
+    return fit_points(inference, problem, broadcast, cohort, transform=slope)
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
@@ -137,15 +138,15 @@ def scaffold(
     control = broadcast.hyper.get(CONTROL, torch.zeros_like(mine[0]))
     correction = layout.join(control - mine, mine.new_zeros(len(mine), layout.personal_total))
 
-    def slope(plain: Slope, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def slope(plain: LossAndGradient, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         nll, gradient = plain(w, batch)
         return nll, gradient + correction[: len(w)]
 
-    result = point_estimation.fit(inference, problem, broadcast, cohort, bend=slope)
-    steps = mine.new_tensor(training.steps(inference, cohort))[:, None]
+    result = fit_points(inference, problem, broadcast, cohort, transform=slope)
+    taken = mine.new_tensor(steps(inference, cohort))[:, None]
     moved = broadcast.start.mean - result.posterior.mean
-    drift = moved / (steps.clamp_min(1) * inference.lr_at(broadcast.round))
-    change = torch.where(steps > 0, drift - control, torch.zeros_like(drift))
+    drift = moved / (taken.clamp_min(1) * inference.lr_at(broadcast.round))
+    change = torch.where(taken > 0, drift - control, torch.zeros_like(drift))
     statistics = {CONTROL: change / len(problem.clients)}
     memory = {**result.memory, CONTROL: mine + change}
     return attrs.evolve(result, statistics=statistics, memory=memory)

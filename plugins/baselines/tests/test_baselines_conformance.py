@@ -3,7 +3,7 @@
 import pytest
 
 from bfl_baselines import plugin
-from bflcore.testing import parametrize_with_checks, small
+from bflcore.testing import parametrize_with_checks, problems
 
 PARTS = [*plugin.bfl_posteriors(), *plugin.bfl_inferences(), *plugin.bfl_methods()]
 
@@ -11,7 +11,7 @@ PARTS = [*plugin.bfl_posteriors(), *plugin.bfl_inferences(), *plugin.bfl_methods
 @pytest.fixture(autouse=True)
 def few_inner_steps(monkeypatch):
     """Let pFedMe and the chain take few steps within a step: none of the checks needs more."""
-    monkeypatch.setitem(small.QUICK, "inner_steps", 2)
+    monkeypatch.setitem(problems.QUICK, "inner_steps", 2)
 
 
 @parametrize_with_checks(PARTS)

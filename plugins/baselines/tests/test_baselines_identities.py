@@ -112,7 +112,7 @@ def test_meta_learning_without_a_step_is_fedavg_on_half_batches():
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("sizes", [(1, 2), (3, 1)])
 def test_clients_smaller_than_a_batch_train_on_their_samples(method, sizes):
-    from bflcore.registry import load_registry
+    from bflcore.registry.loading import load_registry
 
     kind = load_registry().get("inference", method.inference)
     of = problem(sizes=sizes, sharing=method.share)

@@ -7,7 +7,7 @@ import pytest
 
 from bflcore.cli import main
 from bflcore.data.partition import IID
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 
 TINY = [
     *("--clients", "3", "--rounds", "2", "--local-epochs", "1", "--partition", "labels:3"),

@@ -14,7 +14,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from bflcore import Gaussian, training, variational
+from bflcore import Gaussian
+from bflcore.inference.gradient import Optimiser, steps
+from bflcore.inference.variational import fit_gaussians, prior_of_cohort
 
 if TYPE_CHECKING:
     from bfl_bpfed.plugin import ReinforcedVariational
@@ -28,10 +30,10 @@ def fit(
 ) -> LocalResult:
     """Fit every client of the cohort and return what eq. 11 transmits."""
     if not inference.reinforce_steps:
-        return variational.fit(inference, problem, broadcast, cohort)
-    prior = variational.prior_of_cohort(inference, problem, broadcast, cohort)
+        return fit_gaussians(inference, problem, broadcast, cohort)
+    prior = prior_of_cohort(inference, problem, broadcast, cohort)
     copy = Reinforcement(inference, problem, broadcast, cohort, prior)
-    fitted = variational.fit(
+    fitted = fit_gaussians(
         inference, problem, broadcast, cohort, after_step=copy.follow, anchor=copy.anchor
     )
     return attrs.evolve(fitted, posterior=copy.anchor.split(problem.layout)[0])
@@ -55,9 +57,9 @@ class Reinforcement:
         )
         self.theta = torch.stack([prior.mean, prior.variance.log() / 2], dim=1)
         self.steps = inference.reinforce_steps
-        taken = tuple(self.steps * n for n in training.steps(inference, cohort))
+        taken = tuple(self.steps * n for n in steps(inference, cohort))
         pace = inference.reinforce_lr / inference.lr
-        self.optimiser = training.Optimiser(inference, self.theta, taken, broadcast.round, pace)
+        self.optimiser = Optimiser(inference, self.theta, taken, broadcast.round, pace)
 
     def follow(self, posterior: Tensor) -> None:
         """Move v along -d KL(q || v) / dv, given q as (mean, rho) ``[k, 2, P]``."""

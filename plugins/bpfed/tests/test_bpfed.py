@@ -35,7 +35,7 @@ def test_one_step_descends_the_gradient_of_q_as_autograd_finds_it():
     mean = start.mean.clone().requires_grad_()
     rho = (start.variance.log() / 2).requires_grad_()
 
-    from bflcore.noise import Noise
+    from bflcore.inference.normals import Noise
 
     eps = Noise(members.streams("noise")).fill(torch.empty(1, len(mean), dtype=DOUBLE))[0]
     outputs = of.forward((mean + rho.exp() * eps)[None], members.x)[0]
@@ -85,14 +85,14 @@ def test_the_personal_prior_is_the_clients_own_last_posterior():
         torch.full((1, of.layout.personal_total), 0.3, dtype=DOUBLE),
         torch.full((1, of.layout.personal_total), 0.04, dtype=DOUBLE),
     )
-    from bflcore import variational
+    from bflcore.inference.variational import prior_of_cohort
 
     members = attrs.evolve(cohort(of, inference), memory=own.pack("personal."))
     broadcast = first_broadcast(inference, of)
-    prior = variational.prior_of_cohort(inference, of, broadcast, members)
+    prior = prior_of_cohort(inference, of, broadcast, members)
     assert torch.equal(prior.split(of.layout)[1].mean, own.mean)
     initial = attrs.evolve(inference, personal_prior="initial")
-    other = variational.prior_of_cohort(initial, of, broadcast, members)
+    other = prior_of_cohort(initial, of, broadcast, members)
     assert not torch.equal(other.split(of.layout)[1].mean, own.mean)
 
 

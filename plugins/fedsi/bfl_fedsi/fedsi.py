@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from bfl_fedsi import laplace
-from bflcore import Gaussian, GaussianNoise, Map, Predictive, point_estimation, training
+from bflcore import Gaussian, GaussianNoise, Map, Predictive
+from bflcore.inference.gradient import Gradient, Optimiser, batches, mean_loss, steps
+from bflcore.inference.memory import join_personal, local_result
+from bflcore.inference.point import fit_points
 from bflcore.options import build
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ def fit(
     variances = torch.stack([one.variance for one in found])
     own = weights.new_zeros(len(weights), problem.layout.personal_total)
     posterior = Gaussian(weights, problem.layout.join(variances, own))
-    return training.result(problem, cohort, posterior, loss)
+    return local_result(problem, cohort, posterior, loss)
 
 
 def prior_variance(inference: SubnetworkLaplace, broadcast: Broadcast) -> Tensor:
@@ -60,22 +63,22 @@ def maximum_a_posteriori(
     Minimises the mean NLL per sample + sum_r (theta_r - mu_r)^2 / (2 g_r n), eq. 10 over n.
     """
     layout, clients = problem.layout, len(cohort.clients)
-    weights = training.joined(problem, broadcast.start, cohort.memory, clients).mean.clone()
-    prior = training.joined(problem, broadcast.prior, cohort.memory, clients).mean
+    weights = join_personal(problem, broadcast.start, cohort.memory, clients).mean.clone()
+    prior = join_personal(problem, broadcast.prior, cohort.memory, clients).mean
     own = weights.new_zeros(layout.personal_total)
     moves = layout.join(weights.new_ones(layout.shared_total), own)
     sizes = torch.tensor(cohort.sizes, dtype=weights.dtype, device=weights.device)[:, None]
     pull = layout.join(1 / prior_variance(inference, broadcast), own) / sizes
-    taken = training.steps(inference, cohort)
-    optimiser = training.Optimiser(inference, weights, taken, broadcast.round)
-    differentiate = training.Gradient(problem)
+    taken = steps(inference, cohort)
+    optimiser = Optimiser(inference, weights, taken, broadcast.round)
+    differentiate = Gradient(problem)
     loss = weights.new_zeros(clients)
-    for batch in training.batches(inference, cohort):
+    for batch in batches(inference, cohort):
         k = len(batch.sizes)
         nll, gradient = differentiate(weights[:k], batch)
         optimiser.step(gradient.mul_(moves).addcmul_(weights[:k] - prior[:k], pull[:k]))
         loss[:k] += nll
-    return weights, training.mean_loss(loss, taken)
+    return weights, mean_loss(loss, taken)
 
 
 def subnetworks(
@@ -110,7 +113,7 @@ def personalise(
     """Fine-tune personal parameters under the global mean, then infer the subnetwork there."""
     memory = fine_tuned(inference, problem, broadcast, cohort)
     clients = len(cohort.clients)
-    weights = training.joined(problem, broadcast.start, memory, clients).mean
+    weights = join_personal(problem, broadcast.start, memory, clients).mean
     noise = likelihood_noise(problem, clients)
     if inference.noise == "learned" and isinstance(problem.likelihood, GaussianNoise):
         noise = learned_noise(problem, weights, cohort)
@@ -135,7 +138,7 @@ def fine_tuned(
         "weight_decay": inference.head_weight_decay,
     }
     tuner = build(Map, settings, "inference")
-    return point_estimation.fit(tuner, problem, broadcast, cohort, "personal").memory
+    return fit_points(tuner, problem, broadcast, cohort, "personal").memory
 
 
 def learned_noise(problem: Problem, weights: Tensor, cohort: Cohort) -> Tensor:
@@ -177,7 +180,7 @@ def predict(
 ) -> Predictive:
     """Predict with N(f, J_S H^-1 J_S^T) over the outputs (eq. 17-19)."""
     clients = len(x)
-    weights = training.joined(problem, posterior, memory, clients).mean
+    weights = join_personal(problem, posterior, memory, clients).mean
     noise = memory.get("noise", likelihood_noise(problem, clients))
     if inference.predictive == "mean":
         return _predictive(problem, problem.forward(weights, x)[:, None], noise)

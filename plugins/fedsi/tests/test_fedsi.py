@@ -13,7 +13,7 @@ from bfl_fedsi.plugin import FedSI, FedSIFac, SubnetworkLaplace
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, GaussianNoise, OptionError
 from bflcore.cli import main
 from bflcore.engines.local import Local
-from bflcore.likelihoods import Likelihood
+from bflcore.problem.likelihoods import Likelihood
 from bflcore.rounds import Recipe, begin, run_round
 
 DOUBLE = torch.float64

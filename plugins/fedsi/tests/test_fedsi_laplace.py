@@ -238,7 +238,7 @@ def test_a_matrix_beyond_help_is_an_error_that_says_what_to_do(bad):
 @pytest.mark.parametrize("network", ["dense", "convolutional"])
 @pytest.mark.parametrize("side", ["primal", "dual"])
 def test_precision_covariance_and_predictions_are_those_of_laplace_torch(network, side):
-    from bflcore.torchvision_import import torchvision
+    from bflcore.data.torchvision_import import torchvision
 
     torchvision()  # laplace-torch imports it, and it may need help to load
     with warnings.catch_warnings():

@@ -20,14 +20,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from bfl_flower.node import Node, Shelf
 from bfl_flower.session import GridSession
-from bflcore import runs
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition
 from bflcore.data.user import load_npz
-from bflcore.engines.workers import Site
+from bflcore.engines.pool import Site
 from bflcore.errors import DataError, OptionError, RunError
-from bflcore.experiment import Experiment, read, resolve
-from bflcore.registry import load_registry
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.prepare import assemble
+from bflcore.experiments.resolve import Experiment, read, resolve
+from bflcore.experiments.run import execute
+from bflcore.registry.loading import load_registry
 
 __all__ = ["DATA", "EXPERIMENT", "client_app", "node_problem", "server_app", "without_samples"]
 
@@ -60,15 +62,15 @@ def _serve(folder: Path, grid: Grid, context: Context) -> None:
 
     settings = context.run_config
     experiment, registry = _experiment(folder, "cpu"), load_registry()
-    prepared = runs.assemble(experiment, *without_samples(read(folder / DATA), experiment))
+    prepared = assemble(experiment, *without_samples(read(folder / DATA), experiment))
     problem, inference = prepared.problem, prepared.experiment.inference
     out = Path(str(settings["out"]))
     if (out / EXPERIMENT).exists():
-        directory = runs.RunDirectory.open(out)
+        directory = RunDirectory.open(out)
         if changes := directory.changes(prepared, registry):
             raise RunError(f"{out} would not go on as it began: {'; '.join(changes)}")
     else:
-        directory = runs.RunDirectory.create(out, prepared, registry)
+        directory = RunDirectory.create(out, prepared, registry)
     everyone = (*problem.clients, *problem.novel)
     timeout = getattr(experiment.engine, "client_timeout", 0.0)
     session = GridSession(grid, type(inference.initial(problem)), everyone, timeout)
@@ -81,7 +83,7 @@ def _serve(folder: Path, grid: Grid, context: Context) -> None:
             failed = [str(entry["client"]) for entry in record["dropped"]]
             click.echo(line + (f"  dropped: {', '.join(failed)}" if failed else ""))
 
-    runs.execute(prepared, directory, progress, session)
+    execute(prepared, directory, progress, session)
     click.echo(f"run directory: {out}\nreport: {write_report([out])}")
 
 
@@ -135,7 +137,7 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
         half: tuple(index if k == client else empty for k in range(total))
         for half, index in own.items()
     }
-    return runs.assemble(experiment, dataset, Partition(**parts, held_out=tests > 0)).problem
+    return assemble(experiment, dataset, Partition(**parts, held_out=tests > 0)).problem
 
 
 def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Dataset, Partition]:

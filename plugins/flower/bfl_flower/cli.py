@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from bflcore.cli.run import experiment_flags, resolved
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 
 __all__ = ["flower"]
 
@@ -29,11 +29,11 @@ def export(folder: Path, without_data: bool, **given: Any) -> None:
     machine or carried to the nodes; a node may as well bring a file of its own.
     """
     from bfl_flower import export as writing
-    from bflcore import runs
+    from bflcore.experiments.prepare import prepare
 
     registry = load_registry()
     experiment = resolved(registry, **given | {"engine": given["engine"] or "flower"})
-    prepared = runs.prepare(experiment)
+    prepared = prepare(experiment)
     writing.refuse(prepared)
     writing.export(folder, prepared, registry, with_data=not without_data)
     click.echo(f"app: {folder}\nhow to run it: {folder / 'README.md'}")

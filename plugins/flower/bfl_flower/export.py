@@ -9,15 +9,15 @@ import numpy as np
 import tomli_w
 
 from bfl_flower.app import DATA, EXPERIMENT, without_samples
-from bflcore import runs
 from bflcore.errors import OptionError, RunError
-from bflcore.run_directory import used
+from bflcore.experiments.environment import used
+from bflcore.experiments.prepare import assemble
 
 if TYPE_CHECKING:
-    from bflcore.experiment import Experiment
-    from bflcore.problem import Shares
-    from bflcore.registry import Registry
-    from bflcore.runs import Prepared
+    from bflcore.experiments.prepare import Prepared
+    from bflcore.experiments.resolve import Experiment
+    from bflcore.problem.base import Shares
+    from bflcore.registry.loading import Registry
 
 __all__ = ["export", "refuse"]
 
@@ -78,7 +78,7 @@ def _begins_without_samples(prepared: Prepared) -> bool:
     """Tell whether the first broadcast is the same for who has no samples."""
     experiment = prepared.experiment
     inference = experiment.inference
-    alone = runs.assemble(experiment, *without_samples(form_of(prepared), experiment)).problem
+    alone = assemble(experiment, *without_samples(form_of(prepared), experiment)).problem
     try:
         return all(
             tensor.equal(begins(prepared.problem).pack()[name])

@@ -11,9 +11,9 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from bfl_flower.wire import EVALUATE, FIT, HOLDS, Reply, Task, packed
-from bflcore.engines.workers import Site, single_threaded
+from bflcore.engines.pool import Site, single_threaded
 from bflcore.errors import BflError
-from bflcore.inference import LocalResult
+from bflcore.messages import LocalResult
 from bflcore.posteriors import Posterior
 
 __all__ = ["Node", "Shelf"]

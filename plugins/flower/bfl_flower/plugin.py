@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from bflcore.command import Command
 from bflcore.engines.base import Engine
 from bflcore.errors import OptionError
-from bflcore.hookspecs import hookimpl
 from bflcore.options import component, option
+from bflcore.registry.command import Command
+from bflcore.registry.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     import click
 
     from bfl_flower.session import GridSession
-    from bflcore.inference import LocalInference
-    from bflcore.problem import Problem
+    from bflcore.inference.base import LocalInference
+    from bflcore.problem.base import Problem
 
 STARTING = 300.0  # seconds that a simulation's nodes have to be there
 

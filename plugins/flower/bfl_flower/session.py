@@ -10,13 +10,14 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from bfl_flower.wire import EVALUATE, FIT, HOLDS, MalformedError, Reply, Task, packed, unpacked
-from bflcore.engines.base import Evaluation, Session
+from bflcore.engines.base import Session
 from bflcore.errors import ClientError, RoundError
+from bflcore.messages import Evaluation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.inference import Broadcast, LocalResult
+    from bflcore.messages import Broadcast, LocalResult
     from bflcore.posteriors import Posterior
 
 __all__ = ["GridSession"]

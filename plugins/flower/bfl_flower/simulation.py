@@ -27,14 +27,14 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from bfl_flower.node import Node
-from bflcore.engines.workers import Site
+from bflcore.engines.pool import Site
 from bflcore.errors import RunError
 
 if TYPE_CHECKING:
     from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 
-    from bflcore.inference import LocalInference
-    from bflcore.problem import Problem
+    from bflcore.inference.base import LocalInference
+    from bflcore.problem.base import Problem
 
 __all__ = ["simulated", "simulation"]
 

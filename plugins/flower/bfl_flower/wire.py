@@ -14,9 +14,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from bflcore.engines.base import Evaluation
 from bflcore.errors import BflError, ClientError
-from bflcore.inference import Broadcast, LocalResult, within
+from bflcore.messages import Broadcast, Evaluation, LocalResult, within
 from bflcore.posteriors import Posterior
 
 __all__ = ["EVALUATE", "FIT", "HOLDS", "MalformedError", "Reply", "Task", "packed", "unpacked"]

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from bfl_flower.app import node_problem
-from bflcore import runs
 from bflcore.errors import DataError
-from bflcore.experiment import read, resolve
-from bflcore.registry import load_registry
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import read, resolve
+from bflcore.registry.loading import load_registry
 
 BIN = Path(sys.executable).parent
 TINY = (
@@ -54,7 +54,7 @@ def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
     assert bfl("flower", "export", "app", "fedavg", *TINY)[0] == 0
     app = tmp_path / "app"
     experiment = experiment_of(app)
-    whole = runs.prepare(experiment).problem
+    whole = prepare(experiment).problem
     own = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
     assert torch.equal(own.initial, whole.initial)
     for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):

@@ -24,9 +24,9 @@ from bflcore import (
     Point,
     Variational,
 )
-from bflcore.engines.base import Evaluation
+from bflcore.messages import Evaluation
 from bflcore.rounds import Fusion, Recipe
-from bflcore.testing import small
+from bflcore.testing import problems
 
 PARAMETERS = 4
 
@@ -63,7 +63,7 @@ def answered(reply, stage=FIT):
 def test_a_question_comes_back_as_it_was():
     back = Task.unpacked(FIT, task().packed(), Gaussian, torch.device("cpu"))
     assert (back.client, back.stage, back.broadcast.round) == (2, FIT, 3)
-    assert not small.different((back.broadcast, back.memory), (broadcast(), task().memory))
+    assert not problems.different((back.broadcast, back.memory), (broadcast(), task().memory))
 
 
 def test_a_prior_that_is_the_start_travels_once():
@@ -75,14 +75,14 @@ def test_a_prior_that_is_the_start_travels_once():
 
 
 def test_a_result_comes_back_as_it_was():
-    assert not small.different(answered(result()), result())
+    assert not problems.different(answered(result()), result())
 
 
 @pytest.mark.parametrize("shared", [None, {"examples": torch.tensor(3), "nll": torch.tensor(2.0)}])
 def test_an_evaluation_comes_back_as_it_was(shared):
     sums = {"examples": torch.tensor(3), "bins": torch.arange(10.0)}
     found = Evaluation(2, sums, shared, {"lambda": {0.0: sums, 0.1: sums}})
-    assert not small.different(answered(found, EVALUATE), found)
+    assert not problems.different(answered(found, EVALUATE), found)
 
 
 def test_an_error_comes_back_with_its_client_and_stage():

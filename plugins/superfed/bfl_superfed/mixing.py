@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bflcore import training
+from bflcore.inference.gradient import Gradient, Optimiser, batches, mean_loss, steps
 
 if TYPE_CHECKING:
     from bfl_superfed.plugin import LowLossSubspace
@@ -35,16 +35,14 @@ def train(
     """Return w_f and w_l ``[K, 2, P]`` after a round, and the mean loss ``[K]``."""
     stack = torch.stack([server, local, torch.zeros_like(server), server], dim=1)
     mixture, loss = torch.empty_like(server), server.new_zeros(len(server))
-    taken = training.steps(inference, cohort)
+    taken = steps(inference, cohort)
     slices = layers(inference, problem)
     lambdas = draw(cohort, taken, len(slices), like=server)
     descent = Descent(inference, stack[:, :2], taken, broadcast.round)
-    differentiate = training.Gradient(problem)
+    differentiate = Gradient(problem)
     push = inference.nu * local.new_tensor(COSINE)
-    steps = zip(
-        training.batches(inference, cohort), lambdas, terms(inference, lambdas), strict=True
-    )
-    for k, group in groupby(steps, lambda step: len(step[0].sizes)):
+    plan = zip(batches(inference, cohort), lambdas, terms(inference, lambdas), strict=True)
+    for k, group in groupby(plan, lambda step: len(step[0].sizes)):
         # Made once for all steps that the same clients take: on a CPU, views cost time.
         known, mixed, buffer, total = stack[:k], mixture[:k], descent.buffer[:k], loss[:k]
         w, slope = known[:, :2], known[:, 2]
@@ -63,7 +61,7 @@ def train(
                 shift = w[:, 0] - server[:k]
                 buffer[:, 0].add_(directions(problem, shift), alpha=inference.mu)
             descent.step(w, buffer)
-    return stack[:, :2].clone(), training.mean_loss(loss, taken)
+    return stack[:, :2].clone(), mean_loss(loss, taken)
 
 
 class Descent:
@@ -77,11 +75,11 @@ class Descent:
         self, inference: LowLossSubspace, models: Tensor, taken: tuple[int, ...], round: int
     ) -> None:
         self._lr = inference.lr_at(round)
-        self._rule: training.Optimiser | None = None
+        self._rule: Optimiser | None = None
         self.buffer, self.keeps = torch.zeros_like(models).contiguous(), inference.momentum
         if inference.optimiser != "sgd":
             self._copy = models.contiguous().clone()  # fused rules need contiguous memory
-            self._rule = training.Optimiser(inference, self._copy, taken, round)
+            self._rule = Optimiser(inference, self._copy, taken, round)
             self.keeps = 0.0
 
     def step(self, models: Tensor, buffer: Tensor) -> None:

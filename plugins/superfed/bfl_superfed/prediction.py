@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bfl_superfed import subspace
-from bflcore import training
+from bflcore.inference.memory import join_personal
 
 if TYPE_CHECKING:
     from bfl_superfed.plugin import LowLossSubspace
@@ -34,7 +34,7 @@ def ends(
 ) -> tuple[Tensor, Tensor]:
     """Return w_f and w_l ``[K, P]``; a client without a local model has w_f twice."""
     clients = len(memory[subspace.STARTED])
-    federated = training.joined(problem, posterior, memory, clients).mean
+    federated = join_personal(problem, posterior, memory, clients).mean
     started = memory[subspace.STARTED][:, None] > 0
     return federated, torch.where(started, memory[subspace.LOCAL], federated)
 
@@ -80,7 +80,7 @@ def personalise(
     memory = cohort.memory
     if novel:
         clients = len(cohort.clients)
-        server = training.joined(problem, broadcast.start, memory, clients).mean
+        server = join_personal(problem, broadcast.start, memory, clients).mean
         started = torch.ones_like(memory[subspace.STARTED])
         begun = {**memory, subspace.LOCAL: server.clone(), subspace.STARTED: started}
         memory = subspace.fit(

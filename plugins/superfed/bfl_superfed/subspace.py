@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bfl_superfed import mixing
-from bflcore import training
-from bflcore.inference import PERSONAL
+from bflcore.inference.gradient import Gradient, Optimiser, batches, mean_loss, steps
+from bflcore.inference.memory import PERSONAL, join_personal, local_result
 from bflcore.posteriors import Point
 from bflcore.randomness import SERVER, stream
 
@@ -46,14 +46,14 @@ def fit(
     if personal:
         cohort = attrs.evolve(cohort, memory=with_local_models(problem, cohort))
     seen = hold_out(inference, problem, cohort)[0]
-    server = training.joined(problem, broadcast.start, cohort.memory, len(cohort.clients)).mean
+    server = join_personal(problem, broadcast.start, cohort.memory, len(cohort.clients)).mean
     if not personal:
         weights, loss = _federated(inference, problem, broadcast, seen, server)
-        return training.result(problem, cohort, Point(weights), loss)
+        return local_result(problem, cohort, Point(weights), loss)
     local = cohort.memory[LOCAL]
     models, loss = mixing.train(inference, problem, broadcast, seen, server, local)
     cohort = attrs.evolve(cohort, memory={**cohort.memory, LOCAL: models[:, 1].clone()})
-    return training.result(problem, cohort, Point(models[:, 0].clone()), loss)
+    return local_result(problem, cohort, Point(models[:, 0].clone()), loss)
 
 
 def hold_out(
@@ -114,11 +114,11 @@ def _federated(
 ) -> tuple[Tensor, Tensor]:
     """Train w_f ``[K, P]`` alone (lambda = 0): FedAvg, or FedProx where mu > 0."""
     weights = server.clone()
-    taken = training.steps(inference, cohort)
-    optimiser = training.Optimiser(inference, weights, taken, broadcast.round)
-    differentiate = training.Gradient(problem)
+    taken = steps(inference, cohort)
+    optimiser = Optimiser(inference, weights, taken, broadcast.round)
+    differentiate = Gradient(problem)
     loss = weights.new_zeros(len(weights))
-    for batch in training.batches(inference, cohort):
+    for batch in batches(inference, cohort):
         k = len(batch.sizes)
         w = weights[:k]
         nll, gradient = differentiate(w, batch)
@@ -130,4 +130,4 @@ def _federated(
             gradient = gradient.add(w, alpha=inference.weight_decay)
         optimiser.step(gradient)
         loss[:k] += nll
-    return weights, training.mean_loss(loss, taken)
+    return weights, mean_loss(loss, taken)

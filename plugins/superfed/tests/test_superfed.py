@@ -17,12 +17,12 @@ from bflcore import (
     Map,
     OptionError,
     Point,
-    training,
 )
 from bflcore.engines.local import Local
-from bflcore.experiment import resolve
+from bflcore.experiments.resolve import resolve
+from bflcore.inference.gradient import batches
 from bflcore.options import build
-from bflcore.registry import load_registry
+from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 SGD = {
@@ -161,7 +161,7 @@ def test_a_round_is_what_pytorchs_optimiser_makes_of_autograds_gradients(mixes, 
         dtype=torch.float64,
     )
     repeats = torch.tensor(of.layout.sizes).view(lambdas.shape[1], -1).sum(1)
-    for at, batch in zip(lambdas, training.batches(inference, members), strict=True):
+    for at, batch in zip(lambdas, batches(inference, members), strict=True):
         federated, local = models
         mix = at.repeat_interleave(repeats)
         outputs = of.forward(((1 - mix) * federated + mix * local)[None], batch.x)[0]

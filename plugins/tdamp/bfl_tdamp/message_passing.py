@@ -16,14 +16,15 @@ from torch import Tensor
 from bfl_tdamp.channels import Output, gaussian_output, probit_output, relu_backward
 from bfl_tdamp.network import Layer, Pass, chain, forward, layers
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
-from bflcore import training
+from bflcore.inference.gradient import batches, steps
+from bflcore.inference.memory import join_personal, local_result
 from bflcore.randomness import SERVER, stream
 
 if TYPE_CHECKING:
     from bfl_tdamp.plugin import Tdamp
     from bflcore import Broadcast, Cohort, LocalResult, Problem
+    from bflcore.inference.gradient import Batch
     from bflcore.posteriors import Posterior
-    from bflcore.training import Batch
 
 __all__ = ["first_variance", "fit", "initial", "own"]
 
@@ -87,8 +88,8 @@ def _centre(problem: Problem, q: BernoulliGaussian, order: list[str]) -> None:
 def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
     """Infer every client's posterior from the start, sweep by sweep over its minibatches."""
     clients = len(cohort.clients)
-    q = own(training.joined(problem, broadcast.start, cohort.memory, clients)).map(torch.clone)
-    prior = own(training.joined(problem, broadcast.prior, cohort.memory, clients))
+    q = own(join_personal(problem, broadcast.start, cohort.memory, clients)).map(torch.clone)
+    prior = own(join_personal(problem, broadcast.prior, cohort.memory, clients))
     moving = attrs.evolve(q, slab_mean=cohort.memory[VELOCITY].clone())
     order = chain(problem)
     net, anchor, momentum = (layers(problem, one, order) for one in (q, prior, moving))
@@ -97,7 +98,7 @@ def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort
     observe = probit_output if problem.likelihood.task == "classification" else gaussian_output
     copies = _copies(inference, problem, cohort).to(q.noise)
     loss, residuals = q.noise.new_zeros(clients), Residuals(inference, cohort, q.noise[:, 0])
-    for step, batch in enumerate(training.batches(inference, cohort), 1):
+    for step, batch in enumerate(batches(inference, cohort), 1):
         k = len(batch.sizes)
         active = [[layer.rows(k) for layer in one] for one in (net, anchor, momentum)]
         passes = list(forward(active[0], batch.x.flatten(2)))
@@ -121,8 +122,8 @@ def fit(inference: Tdamp, problem: Problem, broadcast: Broadcast, cohort: Cohort
         nll = output.nll
         loss[:k] += nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
         residuals.add(output, batch)
-    taken = torch.tensor(training.steps(inference, cohort), device=loss.device)
-    found = training.result(problem, cohort, q, loss / taken.clamp_min(1), residuals.means())
+    taken = torch.tensor(steps(inference, cohort), device=loss.device)
+    found = local_result(problem, cohort, q, loss / taken.clamp_min(1), residuals.means())
     return attrs.evolve(found, memory={**found.memory, VELOCITY: moving.slab_mean})
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from bfl_tdamp.channels import probit_probabilities
 from bfl_tdamp.message_passing import first_variance, own
 from bfl_tdamp.network import chain, forward, layers
-from bflcore import OptionError, Predictive, training
+from bflcore import OptionError, Predictive
+from bflcore.inference.memory import join_personal
 
 if TYPE_CHECKING:
     from bfl_tdamp.plugin import Tdamp
@@ -71,7 +72,7 @@ def predict(
 
     A Gaussian target is handed over as two draws, mean +- deviation: they have its moments.
     """
-    q = own(training.joined(problem, posterior, memory, len(x)))
+    q = own(join_personal(problem, posterior, memory, len(x)))
     q = q.once(first_variance(inference, problem))
     p, variance = outputs(problem, q, x, inference.predictive)
     noise = q.noise[:, None]

@@ -14,15 +14,17 @@ from bfl_tdamp.network import Layer, chain
 from bfl_tdamp.plugin import EMGroupSparse, GeometricMean, Tdamp
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
 from bflcore import GaussianNoise, IncompatibleError, OptionError
-from bflcore.testing import small
+from bflcore.testing import problems
 
 
 def layout():
-    return small.problem(network=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3))).layout
+    return problems.problem(
+        network=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3))
+    ).layout
 
 
 def posteriors(clients, seed=0):
-    return BernoulliGaussian.arbitrary(layout(), clients, small.generator(seed))
+    return BernoulliGaussian.arbitrary(layout(), clients, problems.generator(seed))
 
 
 def test_module_b_is_enumeration_of_a_group_of_two_weights():
@@ -109,12 +111,12 @@ def test_partial_sums_may_be_taken_in_any_grouping():
         sums = rule.merge(
             rule.encode(q[:cut], w[:cut], prior), rule.encode(q[cut:], w[cut:], prior)
         )
-        small.same(rule.decode(sums, prior), whole, f"cut at {cut}", 1e-10)
+        problems.same(rule.decode(sums, prior), whole, f"cut at {cut}", 1e-10)
 
 
 def linear_problem(x, y, sizes=None):
     network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
-    return small.problem(
+    return problems.problem(
         sizes or (len(x),),
         network=network,
         likelihood=GaussianNoise(noise_variance=0.5),
@@ -127,8 +129,8 @@ def test_a_linear_layer_reaches_exact_bayesian_regression():
     x, y = orthogonal(900)
     of = linear_problem(x, y)
     inference = sweeping()
-    broadcast = small.begun(inference, of)
-    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    broadcast = problems.begun(inference, of)
+    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
     mean, precision = exact(broadcast, x, y)
     assert float(precision.min()) > 1.5 / V  # the data matter
     torch.testing.assert_close(found.slab_mean[0], mean, atol=0, rtol=5e-3)
@@ -146,8 +148,8 @@ def exact(broadcast, x, y, sweeps=1):
 
 def orthogonal(samples):
     x = torch.eye(3, dtype=torch.float64).repeat(samples // 3, 1)
-    x = x * torch.randn(samples, 1, generator=small.generator(3), dtype=torch.float64)
-    noise = torch.randn(samples, 1, generator=small.generator(4), dtype=torch.float64)
+    x = x * torch.randn(samples, 1, generator=problems.generator(3), dtype=torch.float64)
+    noise = torch.randn(samples, 1, generator=problems.generator(4), dtype=torch.float64)
     return x, 2 * x.sum(1, keepdim=True) + noise
 
 
@@ -164,8 +166,8 @@ def test_the_geometric_mean_of_pooled_clients_is_exact_regression_on_all_data():
     x, y = orthogonal(900)
     of = linear_problem(x, y, (600, 300))
     inference = sweeping()
-    broadcast = small.begun(inference, of)
-    sent = inference.fit(of, broadcast, small.clients_of(of, inference))
+    broadcast = problems.begun(inference, of)
+    sent = inference.fit(of, broadcast, problems.clients_of(of, inference))
     fused = GeometricMean().fuse(sent.posterior, sent.examples.double(), broadcast.prior)
     data = [torch.cat([of.train.of(client)[part] for client in of.clients]) for part in (0, 1)]
     mean, precision = exact(broadcast, *data)
@@ -177,8 +179,8 @@ def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
     x, y = orthogonal(300)
     of = linear_problem(x, y)
     inference = sweeping(local_epochs=4)
-    broadcast = small.begun(inference, of)
-    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    broadcast = problems.begun(inference, of)
+    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
     assert float(found.counted) == 4
     _, four = exact(broadcast, x, y, 4)
     _, once = exact(broadcast, x, y)
@@ -189,10 +191,10 @@ def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
 
 
 def test_what_is_forgotten_is_not_counted():
-    of = small.problem((12,))
+    of = problems.problem((12,))
     inference = Tdamp(local_epochs=3, batch_size=4, forgetting=0.9)
-    broadcast = small.begun(inference, of)
-    found = inference.fit(of, broadcast, small.clients_of(of, inference)).posterior
+    broadcast = problems.begun(inference, of)
+    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
     assert float(found.counted) == pytest.approx(0.9 + 0.81 + 0.729)
 
 
@@ -220,7 +222,7 @@ def test_the_noise_is_left_alone_where_none_is_best():
 @pytest.mark.parametrize("target", [0.5, 0.3, 0.2, 0.1])
 def test_pruning_ends_at_the_deadline_with_exactly_the_target(target):
     count, hyper = 200, EMGroupSparse(target=target, deadline=4)
-    loss = torch.randn(count, generator=small.generator(), dtype=torch.float64).exp()
+    loss = torch.randn(count, generator=problems.generator(), dtype=torch.float64).exp()
     certain = torch.full((count,), CERTAIN, dtype=torch.float64)
     q, left = attrs.evolve(posteriors(1)[0], log_odds=certain), [count]
     for done in (1, 2, 3, 4, 5):
@@ -271,21 +273,21 @@ def test_the_loss_is_balanced_among_matrices_by_the_root_of_their_means():
 
 
 def fitted(likelihood=None):
-    of = small.problem(likelihood=likelihood)
+    of = problems.problem(likelihood=likelihood)
     inference = Tdamp(local_epochs=1, batch_size=4)
-    broadcast = small.begun(inference, of)
+    broadcast = problems.begun(inference, of)
     return of, broadcast.start
 
 
 def test_moments_are_those_of_sampled_networks():
     """The forward pass on its own: one layer, whose outputs are Gaussian given the input."""
-    x = torch.randn(5, 3, generator=small.generator(5), dtype=torch.float64)
+    x = torch.randn(5, 3, generator=problems.generator(5), dtype=torch.float64)
     of = linear_problem(x, torch.zeros(5, 1).double())
     q = attrs.evolve(
         Tdamp().initial(of), log_odds=torch.tensor([0.5, -0.2, 1.0], dtype=torch.float64)
     )
     p, v = prediction.outputs(of, q.map(lambda t: t[None]), x[None])
-    noise = torch.randn(200_000, 3, generator=small.generator(6), dtype=torch.float64)
+    noise = torch.randn(200_000, 3, generator=problems.generator(6), dtype=torch.float64)
     draws = q.map(lambda t: t.expand(len(noise), -1)).sample(noise)
     z = draws @ (x - q.centre).T
     torch.testing.assert_close(z.mean(0), p[0, :, 0], atol=0.05, rtol=0)
@@ -309,7 +311,7 @@ def test_an_exported_network_computes_what_the_means_compute(tmp_path):
 
 
 def test_a_regression_predicts_mean_and_variance():
-    x = torch.randn(6, 3, generator=small.generator(5), dtype=torch.float64)
+    x = torch.randn(6, 3, generator=problems.generator(5), dtype=torch.float64)
     of = linear_problem(x, torch.zeros(6, 1).double())
     inference = Tdamp(noise=0.7)
     q = inference.initial(of)
@@ -339,7 +341,7 @@ class Residual(nn.Module):
     ],
 )
 def test_other_networks_are_refused_in_one_line(network, words):
-    of = small.problem()
+    of = problems.problem()
     other = attrs.evolve(of, network=network.double())
     with pytest.raises(IncompatibleError, match=words) as caught:
         chain(other)
@@ -348,7 +350,7 @@ def test_other_networks_are_refused_in_one_line(network, words):
 
 
 def test_too_many_outputs_for_the_target_are_refused():
-    x = torch.randn(6, 3, generator=small.generator(5), dtype=torch.float64)
+    x = torch.randn(6, 3, generator=problems.generator(5), dtype=torch.float64)
     of = linear_problem(x, torch.zeros(6, 1).double())
     network = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     with pytest.raises(OptionError, match="2 outputs for 1"):
@@ -364,12 +366,12 @@ def test_options_are_bounded():
 @pytest.mark.parametrize("kept", [1.0, 0.7])
 def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
     """One sweep, forgetting `kept`: the posterior without it, to that power, times the prior's."""
-    of = small.problem((12,))
+    of = problems.problem((12,))
     found = []
     for forgetting in (1.0, kept):
         inference = Tdamp(local_epochs=1, batch_size=4, forgetting=forgetting)
-        broadcast = small.begun(inference, of)
-        found.append(inference.fit(of, broadcast, small.clients_of(of, inference)).posterior)
+        broadcast = problems.begun(inference, of)
+        found.append(inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior)
     whole, blended = found
     first = broadcast.prior.slab_variance
     precision = kept / whole.slab_variance + (1 - kept) / first
@@ -387,16 +389,16 @@ def test_forgetting_fades():
 
 def rounds_with_noise(noise, seed, likelihood=None, rounds=5):
     """Return the losses of rounds that begin with a noise variance."""
-    noise_of_x = small.generator(seed)
+    noise_of_x = problems.generator(seed)
     x = torch.randn(60, 4, generator=noise_of_x, dtype=torch.float64)
     y = (x[:, :1] - x[:, 1:2].relu()) if likelihood else (x[:, 0] > 0).long() + (x[:, 1] > 1)
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1 if likelihood else 3))
-    of = small.problem((60,), network=network, likelihood=likelihood, data=(x, y))
+    of = problems.problem((60,), network=network, likelihood=likelihood, data=(x, y))
     of = attrs.evolve(of, seed=seed)
     inference, hyper = Tdamp(local_epochs=1, batch_size=20, noise=noise), EMGroupSparse()
-    broadcast, memory, losses = small.begun(inference, of), None, []
+    broadcast, memory, losses = problems.begun(inference, of), None, []
     for number in range(rounds):
-        cohort = small.clients_of(of, inference, memory=memory, round=number)
+        cohort = problems.clients_of(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         weights = torch.ones(1, dtype=torch.float64)
         fused = GeometricMean().fuse(result.posterior, weights, broadcast.prior)
@@ -408,7 +410,7 @@ def rounds_with_noise(noise, seed, likelihood=None, rounds=5):
 
 
 def check_any_noise(seed, likelihood):
-    uniform = torch.rand(1, generator=small.generator(seed), dtype=torch.float64)
+    uniform = torch.rand(1, generator=problems.generator(seed), dtype=torch.float64)
     losses = rounds_with_noise(float(10 ** (4 * uniform - 2)), seed, likelihood)
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < 5  # nats; log 3 is chance, a regression of unit variance has 1.4

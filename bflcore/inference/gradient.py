@@ -1,38 +1,59 @@
-"""Minibatch training of a whole cohort: batches, the optimiser, and what a result is made of."""
+"""Inference by minibatch gradients: its options, the minibatches of a cohort, the optimiser."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
-import torch
-from torch import Tensor
 
-from bflcore.inference import PERSONAL, LocalResult
+from bflcore.inference.base import LocalInference
+from bflcore.lazy import lazy
+from bflcore.options import component, option
 
 if TYPE_CHECKING:
-    from bflcore.inference import Cohort, GradientInference, Part
-    from bflcore.posteriors import Posterior
+    import torch
+    from torch import Tensor
+
+    from bflcore.messages import Cohort
     from bflcore.problem import Problem
+else:
+    torch = lazy("torch")
 
 __all__ = [
     "Batch",
+    "Coordinates",
     "Gradient",
+    "GradientInference",
     "Optimiser",
     "batches",
-    "joined",
-    "kept",
     "loss_per_client",
     "mean_loss",
-    "moving",
-    "nothing_kept",
-    "predicting",
-    "result",
     "steps",
+    "trainable_mask",
 ]
+
+# Which parameters train.
+Coordinates = Literal["all", "personal", "shared"]
+
+
+@component
+class GradientInference(LocalInference):
+    """Base of inferences that minimise an objective by minibatch gradients."""
+
+    lr: float = option(1e-3, "learning rate", above=0)
+    local_epochs: int = option(10, "passes over a client's data per round", at_least=1)
+    batch_size: int = option(50, "samples per minibatch; the last batch may be smaller", at_least=1)
+    optimiser: str = option("adam", "the update rule", choices=("adam", "sgd"))
+    momentum: float = option(0.0, "momentum of sgd", at_least=0, below=1)
+    lr_decay: float = option(0.0, "fraction by which lr falls each round", at_least=0, below=1)
+    lr_decay_after: int = option(0, "round after which lr begins to fall", at_least=0)
+
+    def lr_at(self, round: int) -> float:
+        """Return the learning rate of a round (counted from 0)."""
+        return self.lr * (1 - self.lr_decay) ** max(0, round - self.lr_decay_after)
 
 
 @attrs.frozen(eq=False)
@@ -210,71 +231,12 @@ def _group_ends(steps: tuple[int, ...]) -> list[int]:
     return ends
 
 
-def joined(
-    problem: Problem, shared: Posterior, memory: Mapping[str, Tensor], clients: int
-) -> Posterior:
-    """Join the server's coordinates ``[P_shared]`` with each client's own: ``[K, P]``."""
-    batch = shared.map(lambda tensor: tensor.expand(clients, *tensor.shape))
-    if not problem.layout.personal_total:
-        return batch
-    return batch.join(type(shared).unpack(memory, PERSONAL), problem.layout)
-
-
-# A client may keep a posterior of its own over all coordinates: its fields under this prefix, and
-# whether (1) or not (0) it has one yet. Then it predicts with that one.
-OWN, STARTED = "own.", "own-started"
-
-
-def nothing_kept(initial: Posterior) -> dict[str, Tensor]:
-    """Return the memory of one client that has no posterior of its own yet."""
-    zeros = initial.map(torch.zeros_like)
-    return {**zeros.pack(OWN), STARTED: initial.mean.new_zeros(())}
-
-
-def kept(memory: Mapping[str, Tensor], own: Posterior) -> dict[str, Tensor]:
-    """Return memories in which every client has `own` ``[K, P]``."""
-    return {**memory, **own.pack(OWN), STARTED: own.mean.new_ones(len(own.mean))}
-
-
-def predicting(
-    problem: Problem, shared: Posterior, memory: Mapping[str, Tensor], clients: int
-) -> Posterior:
-    """Return what each client predicts with ``[K, P]``: its own posterior, or else the joined."""
-    whole = joined(problem, shared, memory, clients)
-    if STARTED not in memory:
-        return whole
-    own = type(shared).unpack(memory, OWN).pack()
-    started = memory[STARTED][:, None] > 0
-    return whole.unpack(
-        {name: torch.where(started, own[name], tensor) for name, tensor in whole.pack().items()}
-    )
-
-
 def mean_loss(total: Tensor, taken: tuple[int, ...]) -> Tensor:
     """Divide each client's sum of losses ``[K]`` by its steps; without any its loss is zero."""
     return total / torch.tensor(taken, device=total.device).clamp_min(1)
 
 
-def result(
-    problem: Problem,
-    cohort: Cohort,
-    posterior: Posterior,
-    loss: Tensor,
-    statistics: Mapping[str, Tensor] | None = None,
-) -> LocalResult:
-    """Divide fitted posteriors ``[K, P]`` into what travels and what is remembered."""
-    shared, personal = posterior.split(problem.layout)
-    return LocalResult(
-        cohort.clients,
-        shared,
-        torch.tensor(cohort.sizes),
-        loss,
-        statistics or {},
-        {**cohort.memory, **personal.pack(PERSONAL)},
-    )
-
-
-def moving(problem: Problem, part: Part) -> Tensor | None:
+def trainable_mask(problem: Problem, part: Coordinates) -> Tensor | None:
     """Return 1 for the coordinates ``[P]`` that train and 0 for the others; None where all do."""
     if part == "all":
         return None

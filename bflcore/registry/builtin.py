@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bflcore.aggregation import Aggregator, Average, Equal, Examples, Weighting
+from bflcore.aggregation import Aggregator, Average
 from bflcore.data import DATASETS, PARTITIONERS
 from bflcore.data.base import DataSource
 from bflcore.data.partition import Partitioner
 from bflcore.engines.base import Engine
 from bflcore.engines.local import Local
-from bflcore.hookspecs import hookimpl
 from bflcore.hyper import Accumulate, Continual, EmpiricalBayes, Fixed, HyperUpdate
-from bflcore.inference import LocalInference, Map, Variational
-from bflcore.loggers import CSV, Logger, MLflow, TensorBoard
+from bflcore.inference.base import LocalInference
+from bflcore.inference.point import Map
+from bflcore.inference.variational import Variational
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models import MODELS
 from bflcore.models.base import Model
 from bflcore.posteriors import Gaussian, Point, Posterior
+from bflcore.registry.hookspecs import hookimpl
+from bflcore.registry.loggers import CSV, Logger, MLflow, TensorBoard
+from bflcore.weighting import Equal, Examples, Weighting
 
 
 @hookimpl

@@ -35,17 +35,18 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from bflcore.aggregation import Aggregator, Weighting
-    from bflcore.command import Command
+    from bflcore.aggregation import Aggregator
     from bflcore.data.base import DataSource
     from bflcore.data.partition import Partitioner
     from bflcore.engines.base import Engine
     from bflcore.hyper import HyperUpdate
-    from bflcore.inference import LocalInference
-    from bflcore.loggers import Logger
+    from bflcore.inference.base import LocalInference
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.posteriors import Posterior
+    from bflcore.registry.command import Command
+    from bflcore.registry.loggers import Logger
+    from bflcore.weighting import Weighting
 
 __all__ = ["GROUP", "HOOKS", "hookimpl", "hookspec"]
 

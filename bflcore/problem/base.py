@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
-from torch import Tensor
-from torch.func import functional_call, vmap
 
-from bflcore.inference import Cohort
+from bflcore.lazy import lazy
+from bflcore.messages import Cohort
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
     from bflcore.data.base import Dataset
     from bflcore.data.partition import Partition
     from bflcore.layout import Layout
-    from bflcore.likelihoods import Likelihood
+    from bflcore.problem.likelihoods import Likelihood
+else:
+    torch = lazy("torch")
 
 __all__ = ["Problem", "Shares"]
 
@@ -98,9 +99,13 @@ class Problem:
         seed: int = 0,
         rounds: int = 0,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> Problem:
-        """Put a divided data set and a network together; the last `novel` clients are held out."""
+        """Put a divided data set and a network together; the last `novel` clients are held out.
+
+        `dtype` is that of the parameters and the samples, by default float32.
+        """
+        dtype = dtype or torch.float32
 
         def tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
             targets = torch.as_tensor(y)
@@ -142,7 +147,7 @@ class Problem:
         if len(weights) == 1:  # vmap over one client costs 0.3 ms a step and buys nothing
             alone = {name: tensor.squeeze(0) for name, tensor in buffers.items()}
             return self._call(weights.squeeze(0), x.squeeze(0), alone).unsqueeze(0)
-        return vmap(self._call)(weights, x, buffers)
+        return torch.func.vmap(self._call)(weights, x, buffers)
 
     def outputs(self, draws: Tensor, x: Tensor) -> Tensor:
         """Run S draws of K networks: ``[K, S, P]``, ``[K, B, ...]`` -> ``[K, S, B, C]``."""
@@ -150,7 +155,7 @@ class Problem:
 
     def _call(self, vector: Tensor, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
         tensors = self.layout.unflatten(vector) | buffers
-        result: Tensor = functional_call(self.network, tensors, (x,))
+        result: Tensor = torch.func.functional_call(self.network, tensors, (x,))
         return result
 
     def cohort(self, clients: Sequence[int], memory: Mapping[str, Tensor], round: int) -> Cohort:

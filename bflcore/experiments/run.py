@@ -1,107 +1,25 @@
-"""Running an experiment: from settings to a problem, and from round to round."""
+"""Running an experiment, from round to round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from typing import TYPE_CHECKING
 
 from bflcore.engines.faults import unreliable
-from bflcore.errors import DataError, OptionError, RunError
+from bflcore.errors import RunError
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.records import Record, Summary
 from bflcore.rounds import Recipe, begin, run_round, sample_cohort
-from bflcore.run_directory import RunDirectory, default_directory
-from bflcore.summary import Record, Summary
 
 if TYPE_CHECKING:
-    from bflcore.checkpoint import Checkpoint, Checkpoints
-    from bflcore.data.base import Dataset
-    from bflcore.data.partition import Partition
     from bflcore.engines.base import Session
-    from bflcore.experiment import Experiment
-    from bflcore.problem import Problem
+    from bflcore.experiments.checkpoint import Checkpoint, Checkpoints
+    from bflcore.experiments.prepare import Prepared
 
-__all__ = ["Prepared", "RunDirectory", "assemble", "default_directory", "execute", "prepare"]
+__all__ = ["Progress", "Run", "execute"]
 
 Progress = Callable[[int, float, "Record | None"], None]
-
-
-@attrs.frozen(eq=False)
-class Prepared:
-    """An experiment with its data loaded, divided, and put together with a network."""
-
-    experiment: Experiment
-    partition: Partition
-    problem: Problem
-
-
-def prepare(experiment: Experiment) -> Prepared:
-    """Load and divide the data, build the network. Raises before anything is written."""
-    import numpy as np
-
-    from bflcore.data import divide, standardised
-    from bflcore.data.label_noise import mislabelled
-    from bflcore.randomness import SERVER, numpy_stream
-
-    run, data = experiment.run, experiment.data
-    _device(run.device)
-    dataset = _dataset(experiment)
-    _likelihood(experiment, dataset)
-    partition = divide(
-        dataset,
-        experiment.partition,
-        data.clients,
-        numpy_stream(run.seed, SERVER, SERVER, "partition"),
-        train_per_class=data.train_per_class,
-        test_per_class=data.test_per_class,
-        test_fraction=data.test_fraction,
-    )
-    if experiment.label_noise:
-        dataset = mislabelled(
-            dataset,
-            experiment.label_noise,
-            np.concatenate(partition.train),
-            numpy_stream(run.seed, SERVER, SERVER, "label noise"),
-        )
-    if dataset.standardise:
-        dataset = standardised(dataset, np.concatenate(partition.train))
-    return assemble(experiment, dataset, partition)
-
-
-def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
-    """Put divided data and the experiment's network together.
-
-    The network's shape and start come from the data's shape and the seed alone, so whoever holds
-    only some clients' samples, or none, makes the same.
-    """
-    import torch
-
-    from bflcore.layout import Layout
-    from bflcore.models.networks import refuse_running_buffers
-    from bflcore.problem import Problem
-    from bflcore.randomness import seeded_globally
-
-    run = experiment.run
-    likelihood = _likelihood(experiment, dataset)
-    with seeded_globally(run.seed, "initialisation"):
-        network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
-    refuse_running_buffers(network)
-    problem = Problem.assemble(
-        dataset,
-        partition,
-        network,
-        Layout.of(network, experiment.model.head(network), run.share),
-        likelihood,
-        novel=experiment.data.novel_clients,
-        seed=run.seed,
-        rounds=run.rounds,
-        device=_device(run.device),
-        dtype=getattr(torch, run.dtype),
-    )
-    experiment.inference.check(problem)
-    return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem)
 
 
 def execute(
@@ -218,44 +136,3 @@ class Run:
         self.checkpoints.write(
             self.broadcast, session.memories, self.summary.state(), after=written
         )
-
-
-def _dataset(experiment: Experiment) -> Dataset:
-    data = experiment.data
-    folder = Path(data.data_dir) if data.data_dir else None
-    if experiment.source is None:
-        from bflcore.data.user import load_npz
-
-        return load_npz(Path(data.data))
-    if folder is not None and not folder.is_dir() and not data.download:
-        raise DataError(
-            f"--data-dir: {folder} is no folder; give the folder that holds {data.data}, "
-            "or add --download to fetch it there"
-        )
-    return experiment.source.load(folder, data.download)
-
-
-def _likelihood(experiment: Experiment, dataset: Dataset) -> Any:
-    from bflcore.likelihoods import LIKELIHOODS
-
-    suiting = next(part for part in LIKELIHOODS.values() if part.task == dataset.task)
-    chosen = experiment.likelihood or suiting()
-    if chosen.task != dataset.task:
-        raise OptionError(
-            f"--likelihood: {chosen.name} is for {chosen.task}, but {experiment.data.data} is a "
-            f"{dataset.task}; allowed: {suiting.name}"
-        )
-    return chosen
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        cuda = torch.cuda.device_count()
-        found = ", ".join(["cpu", *(f"cuda:{i}" for i in range(cuda))])
-        raise OptionError(f"--device: {name!r} is not available here; allowed: {found}") from None
-    return device

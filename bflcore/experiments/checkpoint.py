@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from bflcore.errors import RunError
-from bflcore.inference import Broadcast, within
+from bflcore.messages import Broadcast, within
 
 if TYPE_CHECKING:
     import torch

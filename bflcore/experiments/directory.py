@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,23 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from bflcore.checkpoint import Checkpoints
-from bflcore.errors import OptionError, RunError
-from bflcore.hookspecs import HOOKS
+from bflcore.errors import RunError
+from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.experiments.environment import environment, used
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bflcore.experiment import Experiment
-    from bflcore.problem import Problem
-    from bflcore.registry import Registry
-    from bflcore.runs import Prepared
-    from bflcore.summary import Record
+    from bflcore.experiments.prepare import Prepared
+    from bflcore.experiments.records import Record
+    from bflcore.experiments.resolve import Experiment
+    from bflcore.registry.loading import Registry
 
 __all__ = ["RunDirectory", "default_directory", "used"]
-
-# Settings that may differ when a run goes on: its results do not depend on them.
-FREE = ("engine", "checkpoint_every", "min_clients", "log")
 
 
 class RunDirectory:
@@ -57,7 +48,7 @@ class RunDirectory:
         directory.write_text("experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
         prepared.partition.save(path / "partition.npz")
         # Last: a folder with this file is complete, and can go on.
-        directory.write_json("environment.json", _environment(prepared, registry))
+        directory.write_json("environment.json", environment(prepared, registry))
         return directory
 
     @classmethod
@@ -126,7 +117,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path / 'environment.json'} cannot be read ({error!r}); run it again"
             ) from None
-        now = _environment(prepared, registry)
+        now = environment(prepared, registry)
         found = [("torch", torch, now["torch"])] + [
             (name, versions.get(name, "absent"), now["distributions"][name])
             for name in sorted(used(prepared.experiment, registry))
@@ -142,7 +133,7 @@ class RunDirectory:
         path = self.path / "environment.json"
         before = json.loads(path.read_text(encoding="utf-8")).get("forced", [])
         forced = [*before, {"round": round, "changes": changes}]
-        self.write_json(path.name, _environment(prepared, registry) | {"forced": forced})
+        self.write_json(path.name, environment(prepared, registry) | {"forced": forced})
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -179,58 +170,3 @@ def _numbered(path: Path) -> Iterator[Path]:
     while True:
         yield path.with_name(f"{path.name}-{number}")
         number += 1
-
-
-def _environment(prepared: Prepared, registry: Registry) -> Record:
-    import torch
-
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "torch": torch.__version__,
-        "distributions": {d.name: d.version for d in registry.distributions},
-        "fingerprints": {
-            "experiment.toml": _settings(prepared.experiment),
-            "the data or its partition": _data(prepared.problem),
-            "the initial network": _digest([prepared.problem.initial]),
-        },
-    }
-
-
-def used(experiment: Experiment, registry: Registry) -> set[str]:
-    """Return the distributions whose parts the experiment uses."""
-    names = {"method": experiment.method} | {
-        kind: part.name
-        for kind in HOOKS
-        if (part := getattr(experiment, kind, None)) is not None and kind != "method"
-    }
-    if experiment.source is not None:
-        names["dataset"] = experiment.source.name
-    used = {registry.distributions[0].name}  # the core
-    for kind, name in names.items():
-        with suppress(OptionError):  # a model of the user's own
-            used.add(registry.owner(kind, name))
-    return used
-
-
-def _settings(experiment: Experiment) -> str:
-    """Return a digest of the settings that decide the results."""
-    values = {k: v for k, v in experiment.as_toml().items() if k not in FREE}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _data(problem: Problem) -> str:
-    """Return a digest of every client's samples, in order."""
-    parts = (problem.train, problem.test)
-    return _digest(
-        [tensor for part in parts for tensor in (part.x, part.y)],
-        repr([(part.start, part.end) for part in parts]),
-    )
-
-
-def _digest(tensors: list[Tensor], text: str = "") -> str:
-    found = hashlib.sha256(text.encode())
-    for tensor in tensors:
-        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().reshape(-1).view("uint8").data)
-    return found.hexdigest()

@@ -15,8 +15,7 @@ from bflcore.errors import ClientError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.engines.base import Evaluation
-    from bflcore.inference import Broadcast, LocalResult
+    from bflcore.messages import Broadcast, Evaluation, LocalResult
 
 __all__ = ["LARGEST", "screen", "screen_evaluations"]
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from bflcore.noise import Noise
-from bflcore.training import Batch, Gradient, loss_per_client
+from bflcore.inference.gradient import Batch, Gradient, loss_per_client
+from bflcore.inference.normals import Noise
 
 if TYPE_CHECKING:
-    from bflcore.problem import Problem
+    from bflcore.problem.base import Problem
 
 __all__ = ["Estimator", "estimator"]
 

@@ -9,40 +9,39 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from bflcore import compatibility
 from bflcore.errors import OptionError, unknown
-from bflcore.layout import SHARING
-from bflcore.likelihoods import LIKELIHOODS, Likelihood
+from bflcore.experiments import compatibility
 from bflcore.options import (
     Component,
     as_dict,
     build,
-    component,
-    option,
     options_of,
     parse_spec,
     parse_text,
     spec_text,
 )
+from bflcore.problem.likelihoods import LIKELIHOODS, Likelihood
+from bflcore.settings import DataSettings, RunSettings
 
 if TYPE_CHECKING:
-    from bflcore.aggregation import Aggregator, Weighting
+    from bflcore.aggregation import Aggregator
     from bflcore.data.base import DataSource
     from bflcore.data.label_noise import LabelNoise
     from bflcore.data.partition import Partitioner
     from bflcore.engines.base import Engine
     from bflcore.hyper import HyperUpdate
-    from bflcore.inference import LocalInference
-    from bflcore.loggers import Logger
+    from bflcore.inference.base import LocalInference
     from bflcore.methods import Method
     from bflcore.models.base import Model
-    from bflcore.registry import Registry
+    from bflcore.registry.loading import Registry
+    from bflcore.registry.loggers import Logger
+    from bflcore.weighting import Weighting
 
-__all__ = ["DataSettings", "Experiment", "RunSettings", "Text", "read", "resolve"]
+__all__ = ["Experiment", "Text", "read", "resolve"]
 
 PARTS = ("inference", "aggregator", "weighting", "hyper", "model", "engine", "likelihood")
 
@@ -55,60 +54,6 @@ class Text(str):
     """An option's value as typed on the command line."""
 
     __slots__ = ()
-
-
-@component
-class RunSettings(Component):
-    """Settings of the run itself."""
-
-    kind: ClassVar[str] = "settings"
-    name = "run"
-
-    rounds: int = option(100, "rounds of federated training", at_least=1)
-    pretrain: float = option(
-        0.0,
-        "share of all training samples on which the global model is trained before round 1; "
-        "the result is round 1's start and prior",
-        at_least=0,
-        at_most=1,
-    )
-    cohort: int = option(0, "clients drawn each round; 0: all", at_least=0)
-    share: str = option("all", "coordinates that travel", choices=SHARING)
-    min_clients: int = option(1, "usable results a round needs to go on", at_least=1)
-    drop_out: float = option(
-        0.0, "simulated: chance that a client never replies in a round", at_least=0, at_most=1
-    )
-    corrupt: float = option(
-        0.0, "simulated: chance that a client's result is garbage", at_least=0, at_most=1
-    )
-    checkpoint_every: int = option(1, "rounds between checkpoints", at_least=1)
-    eval_every: int = option(0, "rounds between evaluations; 0: about twenty in all", at_least=0)
-    bins: int = option(10, "bins of the calibration errors", at_least=1)
-    device: str = option("cpu", "where tensors live: cpu, cuda, cuda:1")
-    dtype: str = option("float32", "precision of parameters", choices=("float32", "float64"))
-    seed: int = option(0, "owner of every random draw", at_least=0)
-    log: tuple[str, ...] = option((), "loggers beside metrics.jsonl, by name: csv, ...")
-
-
-@component
-class DataSettings(Component):
-    """Settings of the data and of its division among clients."""
-
-    kind: ClassVar[str] = "settings"
-    name = "data"
-
-    data: str = option("mnist5k", "data set, or path/to/data.npz")
-    data_dir: str | None = option(None, "folder where the data set lies")
-    download: bool = option(False, "fetch the data set if it is absent")
-    partition: str = option("iid", "how samples are divided: iid, labels:5, dirichlet:0.5, ...")
-    clients: int = option(10, "number of clients", at_least=1)
-    novel_clients: int = option(0, "how many of them are held out of training", at_least=0)
-    train_per_class: int | None = option(None, "training samples a class and client", at_least=1)
-    test_per_class: int | None = option(None, "test samples a class and client", at_least=1)
-    test_fraction: float = option(0.2, "share of a client's samples that test", above=0, below=1)
-    label_noise: str | None = option(
-        None, "wrong training labels, after the split: pair:0.1, symmetric:0.4, ..."
-    )
 
 
 @attrs.frozen

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from bflcore.engines import work
+from bflcore.engines.client import fit_clients
+from bflcore.engines.screening import screen
 from bflcore.errors import ClientError, RunError
 from bflcore.hyper import Continual
-from bflcore.problem import Shares
+from bflcore.problem.base import Shares
 from bflcore.randomness import SERVER, stream
-from bflcore.rounds import Recipe, screen
+from bflcore.rounds import Recipe
 
 if TYPE_CHECKING:
-    from bflcore.inference import Broadcast
-    from bflcore.problem import Problem
+    from bflcore.messages import Broadcast
+    from bflcore.problem.base import Problem
 
 __all__ = ["pooled", "pretrain"]
 
@@ -48,7 +49,7 @@ def pretrain(
     """
     pool, inference = pooled(problem, fraction), recipe.inference
     # Fitted as the server's own client, whose draws are nobody else's; the only share is the last.
-    (reply,) = work.fit(pool, inference, broadcast, [SERVER], [inference.remember(pool)])
+    (reply,) = fit_clients(pool, inference, broadcast, [SERVER], [inference.remember(pool)])
     (result,) = screen(reply, broadcast)
     if isinstance(result, ClientError):
         raise RunError(

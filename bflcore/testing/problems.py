@@ -13,11 +13,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from bflcore.inference import Broadcast, Cohort, LocalInference, LocalResult
+from bflcore.inference.base import LocalInference
 from bflcore.layout import Layout
-from bflcore.likelihoods import Categorical, Likelihood
+from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.options import Component, options_of
-from bflcore.problem import Problem, Shares
+from bflcore.problem.base import Problem, Shares
+from bflcore.problem.likelihoods import Categorical, Likelihood
 
 if TYPE_CHECKING:
     from bflcore.posteriors import Posterior
@@ -177,7 +178,7 @@ def row(result: LocalResult, index: int) -> LocalResult:
 
 def families(part: Any) -> list[type[Posterior]]:
     """Return the posterior families that a part declares to know, of those installed."""
-    from bflcore.registry import load_registry
+    from bflcore.registry.loading import load_registry
 
     installed: Any = load_registry().all("posterior")
     known = [family for family in installed if not part.families or family.name in part.families]

@@ -23,13 +23,14 @@ import attrs
 import torch
 from torch import multiprocessing
 
-from bflcore.engines import work
+from bflcore.engines.client import evaluate_clients, fit_clients
 from bflcore.errors import ClientError
 
 if TYPE_CHECKING:
-    from bflcore.engines.work import Memory
-    from bflcore.inference import Broadcast, LocalInference
-    from bflcore.problem import Problem
+    from bflcore.engines.client import Memory
+    from bflcore.inference.base import LocalInference
+    from bflcore.messages import Broadcast
+    from bflcore.problem.base import Problem
 
 __all__ = ["Crew", "crew"]
 
@@ -89,8 +90,10 @@ class Site:
         """Run one task."""
         clients, memories = task
         if stage == "fit":
-            return work.fit(self.problem, self.inference, broadcast, clients, memories)
-        return work.evaluate(self.problem, self.inference, broadcast, clients, memories, self.bins)
+            return fit_clients(self.problem, self.inference, broadcast, clients, memories)
+        return evaluate_clients(
+            self.problem, self.inference, broadcast, clients, memories, self.bins
+        )
 
 
 @attrs.frozen

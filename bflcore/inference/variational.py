@@ -15,39 +15,131 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from bflcore import training
-from bflcore.estimators import Estimator, Gradients, estimator
-from bflcore.inference import PERSONAL
-from bflcore.noise import Noise
+from bflcore.inference.gradient import (
+    Batch,
+    Coordinates,
+    GradientInference,
+    Optimiser,
+    batches,
+    mean_loss,
+    steps,
+    trainable_mask,
+)
+from bflcore.inference.memory import PERSONAL, client_posterior, join_personal, local_result
+from bflcore.inference.normals import Noise
+from bflcore.lazy import lazy
+from bflcore.options import component, option
 from bflcore.posteriors import Gaussian
 
 if TYPE_CHECKING:
-    from bflcore.inference import Broadcast, Cohort, LocalResult, Part, VariationalInference
-    from bflcore.likelihoods import Predictive
+    import torch
+    from torch import Tensor
+
+    from bflcore.inference import estimators
+    from bflcore.inference.estimators import Estimator, Gradients
+    from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
+    from bflcore.problem.likelihoods import Predictive
+else:
+    estimators = lazy("bflcore.inference.estimators")
+    torch = lazy("torch")
 
-__all__ = ["fit", "initial", "predict", "prior", "prior_of_cohort"]
+__all__ = [
+    "Variational",
+    "VariationalInference",
+    "first_prior",
+    "fit_gaussians",
+    "initial_gaussian",
+    "predict_by_draws",
+    "prior_of_cohort",
+]
 
 SMALLEST_SIGMA = 1e-8  # a zero variance starts here: it has no logarithm
 
 # Called after each step with (mean, rho) ``[k, 2, P]`` of the clients that took it.
-AfterStep = Callable[[Tensor], None]
+AfterStep = Callable[["Tensor"], None]
 
 
-def initial(inference: VariationalInference, problem: Problem) -> Gaussian:
+@component
+class VariationalInference(GradientInference):
+    """Base of mean-field variational inferences: options and everything but `fit`."""
+
+    family = "gaussian"
+
+    estimator: str = option(
+        "local-reparameterisation",
+        "how the expected log likelihood's gradient is estimated",
+        choices=("reparameterisation", "local-reparameterisation", "flipout"),
+    )
+    draws: int = option(1, "Monte-Carlo draws per minibatch (M)", at_least=1)
+    kl_weight: float = option(1.0, "weight of the KL term (beta; the papers' zeta)", at_least=0)
+    initial_sigma: float = option(
+        0.0486, "initial standard deviation (0.0486: the papers' rho = -3)", above=0
+    )
+    prior_sigma: float | None = option(
+        None, "first prior N(0, prior_sigma^2); none: the initial posterior", above=0
+    )
+    personal_prior: str = option(
+        "initial",
+        "prior of personal coordinates: the first one, or the client's own last posterior",
+        choices=("initial", "previous"),
+    )
+    predict_draws: int = option(10, "parameter draws averaged in a prediction (S)", at_least=1)
+
+    def initial(self, problem: Problem) -> Posterior:
+        """Return a Gaussian around the network's initialisation."""
+        return initial_gaussian(self, problem)
+
+    def prior(self, problem: Problem) -> Posterior:
+        """Return the first prior: N(0, prior_sigma^2), or the initial posterior."""
+        return first_prior(self, problem)
+
+    def personalise(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
+    ) -> Mapping[str, Tensor]:
+        """Fit a novel client's personal coordinates, the shared posterior fixed."""
+        if not novel or not problem.layout.personal_total:
+            return cohort.memory
+        return fit_gaussians(self, problem, broadcast, cohort, part="personal").memory
+
+    def predict(
+        self,
+        problem: Problem,
+        posterior: Posterior,
+        memory: Mapping[str, Tensor],
+        x: Tensor,
+        streams: list[torch.Generator],
+    ) -> Predictive:
+        """Average predictions over draws from the posterior."""
+        return predict_by_draws(self, problem, posterior, memory, x, streams)
+
+
+@component
+class Variational(VariationalInference):
+    """Fit a mean-field Gaussian by stochastic variational inference.
+
+    Minimises E_q[-log p(y | x, w)] per sample + kl_weight/n * KL(q || prior).
+    """
+
+    name = "variational"
+    reference = "Blundell et al. 2015, eq. 2; Kingma et al. 2015, eq. 6; Wen et al. 2018, eq. 4"
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Train every client's Gaussian from the broadcast."""
+        return fit_gaussians(self, problem, broadcast, cohort)
+
+
+def initial_gaussian(inference: VariationalInference, problem: Problem) -> Gaussian:
     """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
     variance = torch.full_like(problem.initial, inference.initial_sigma**2)
     return Gaussian(problem.initial, variance)
 
 
-def prior(inference: VariationalInference, problem: Problem) -> Gaussian:
+def first_prior(inference: VariationalInference, problem: Problem) -> Gaussian:
     """Return the first prior ``[P]``."""
     if inference.prior_sigma is None:
-        return initial(inference, problem)
+        return initial_gaussian(inference, problem)
     zeros = torch.zeros_like(problem.initial)
     return Gaussian(zeros, zeros + inference.prior_sigma**2)
 
@@ -58,17 +150,17 @@ def prior_of_cohort(
     """Join the broadcast prior with each client's over its personal coordinates ``[K, P]``."""
     memory = cohort.memory
     if problem.layout.personal_total and inference.personal_prior == "initial":
-        own = prior(inference, problem).split(problem.layout)[1]
+        own = first_prior(inference, problem).split(problem.layout)[1]
         memory = own.map(lambda t: t.expand(len(cohort.clients), -1)).pack(PERSONAL)
-    return _gaussian(training.joined(problem, broadcast.prior, memory, len(cohort.clients)))
+    return _gaussian(join_personal(problem, broadcast.prior, memory, len(cohort.clients)))
 
 
-def fit(
+def fit_gaussians(
     inference: VariationalInference,
     problem: Problem,
     broadcast: Broadcast,
     cohort: Cohort,
-    part: Part = "all",
+    part: Coordinates = "all",
     after_step: AfterStep | None = None,
     anchor: Gaussian | None = None,
 ) -> LocalResult:
@@ -78,21 +170,23 @@ def fit(
     and may change the anchor in place.
     """
     clients = len(cohort.clients)
-    start = _gaussian(training.joined(problem, broadcast.start, cohort.memory, clients))
+    start = _gaussian(join_personal(problem, broadcast.start, cohort.memory, clients))
     anchor = anchor or prior_of_cohort(inference, problem, broadcast, cohort)
     rho = start.variance.sqrt().clamp_min(SMALLEST_SIGMA).log()
     theta = torch.stack([start.mean, rho], dim=1)  # [K, 2, P]
-    taken = training.steps(inference, cohort)
-    optimiser = training.Optimiser(inference, theta, taken, broadcast.round)
-    moves = training.moving(problem, part)
-    expected = estimator(inference.estimator, problem, cohort.streams("noise"), cohort.x[0, :1])
+    taken = steps(inference, cohort)
+    optimiser = Optimiser(inference, theta, taken, broadcast.round)
+    moves = trainable_mask(problem, part)
+    expected = estimators.estimator(
+        inference.estimator, problem, cohort.streams("noise"), cohort.x[0, :1]
+    )
     sizes = torch.tensor(cohort.sizes, dtype=theta.dtype, device=theta.device)[:, None]
     scale = inference.kl_weight / sizes  # [K, 1]
     weight = scale / anchor.variance  # [K, P]
     loss = theta.new_zeros(clients)
     # Buffers live as long as the round: fresh memory costs more than the arithmetic in it.
     gradients, sigmas = torch.empty_like(theta), torch.empty_like(weight)
-    for batch in training.batches(inference, cohort):
+    for batch in batches(inference, cohort):
         k = len(batch.sizes)
         mean, sigma, gradient = theta[:k, 0], sigmas[:k], gradients[:k]
         torch.exp(theta[:k, 1], out=sigma)
@@ -107,10 +201,10 @@ def fit(
             after_step(theta[:k])
             weight = scale / anchor.variance
     posterior = Gaussian(theta[:, 0], (2 * theta[:, 1]).exp())
-    return training.result(problem, cohort, posterior, training.mean_loss(loss, taken))
+    return local_result(problem, cohort, posterior, mean_loss(loss, taken))
 
 
-def predict(
+def predict_by_draws(
     inference: VariationalInference,
     problem: Problem,
     posterior: Posterior,
@@ -119,7 +213,7 @@ def predict(
     streams: list[torch.Generator],
 ) -> Predictive:
     """Predict with `predict_draws` draws of the parameters, shared by all samples of a client."""
-    whole = _gaussian(training.predicting(problem, posterior, memory, len(x)))
+    whole = _gaussian(client_posterior(problem, posterior, memory, len(x)))
     draws = inference.predict_draws
     noise = Noise(streams).fill(whole.mean.new_empty(len(x), draws, whole.mean.shape[-1]))
     weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)
@@ -127,7 +221,7 @@ def predict(
 
 
 def _average(
-    expected: Estimator, draws: int, mean: Tensor, sigma: Tensor, batch: training.Batch
+    expected: Estimator, draws: int, mean: Tensor, sigma: Tensor, batch: Batch
 ) -> Gradients:
     """Average the estimates of several draws; an estimator may reuse what it returned before."""
     estimate = expected(mean, sigma, batch)

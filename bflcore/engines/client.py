@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from bflcore import metrics
-from bflcore.engines.base import Evaluation
 from bflcore.errors import BflError, ClientError
+from bflcore.messages import Evaluation
+from bflcore.problem import metrics
 from bflcore.randomness import stream
 
 if TYPE_CHECKING:
-    from bflcore.inference import Broadcast, LocalInference, LocalResult
-    from bflcore.likelihoods import Predictive
-    from bflcore.problem import Problem
+    from bflcore.inference.base import LocalInference
+    from bflcore.messages import Broadcast, LocalResult
+    from bflcore.problem.base import Problem
+    from bflcore.problem.likelihoods import Predictive
 
-__all__ = ["Memory", "evaluate", "fit", "stack"]
+__all__ = ["Memory", "evaluate_clients", "fit_clients", "stack"]
 
 Memory = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
@@ -33,7 +34,7 @@ def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
     return {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
 
 
-def fit(
+def fit_clients(
     problem: Problem,
     inference: LocalInference,
     broadcast: Broadcast,
@@ -56,13 +57,13 @@ def fit(
         return together()
     except Exception:  # any fault of a plugin: find out below whose it is
         alone = [
-            fit(problem, inference, broadcast, [client], [memory])
+            fit_clients(problem, inference, broadcast, [client], [memory])
             for client, memory in zip(clients, memories, strict=True)
         ]
         return [reply for replies in alone for reply in replies]
 
 
-def evaluate(
+def evaluate_clients(
     problem: Problem,
     inference: LocalInference,
     broadcast: Broadcast,

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
-from bflcore.screening import screen_evaluations
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import Evaluation, Session
-    from bflcore.inference import Broadcast
-    from bflcore.problem import Problem
+    from bflcore.engines.base import Session
+    from bflcore.messages import Broadcast, Evaluation
+    from bflcore.problem.base import Problem
     from bflcore.rounds import Recipe, Round
 
 __all__ = ["Record", "Summary"]
@@ -67,7 +67,7 @@ class Summary:
         self, recipe: Recipe, problem: Problem, broadcast: Broadcast, fraction: float
     ) -> tuple[Broadcast, float]:
         """Pre-train, and take in what that cost."""
-        from bflcore.pretraining import pretrain
+        from bflcore.experiments.pretraining import pretrain
 
         clock = time.perf_counter()
         found = pretrain(recipe, problem, broadcast, fraction)
@@ -91,7 +91,7 @@ class Summary:
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = _groups(found, problem.novel)
         self.seconds["evaluation"] += time.perf_counter() - clock
-        from bflcore import metrics
+        from bflcore.problem import metrics
 
         record: Record = {"round": number, "train.loss": loss}
         record |= {f"aggregator.{name}": figure for name, figure in report.items()}
@@ -158,7 +158,7 @@ def _groups(
 def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
     from functools import reduce
 
-    from bflcore import metrics
+    from bflcore.problem import metrics
 
     total = reduce(metrics.add, [dict(sums) for _, sums in members])
     detail: Record = {
@@ -175,7 +175,7 @@ def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
 
 def _curves(found: Sequence[Evaluation]) -> Record:
     """Return, by axis, the figures at every value: mean, std, pooled, and each client's."""
-    from bflcore import metrics
+    from bflcore.problem import metrics
 
     curves: Record = {}
     for axis in found[0].curves if found else ():

@@ -20,10 +20,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from bflcore import hookspecs
 from bflcore.errors import PluginError, nearest, unknown
-from bflcore.hookspecs import GROUP, HOOKS
 from bflcore.options import Component
+from bflcore.registry import builtin, hookspecs
+from bflcore.registry.hookspecs import GROUP, HOOKS
 
 __all__ = ["Distribution", "Registry", "load_registry"]
 
@@ -114,9 +114,7 @@ class Registry:
 @cache
 def load_registry() -> Registry:
     """Load the core's parts and every installed plugin's."""
-    from bflcore import plugin
-
-    return read_plugins(plugin)
+    return read_plugins(builtin)
 
 
 def read_plugins(core: ModuleType) -> Registry:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from bflcore.errors import IncompatibleError
 
 if TYPE_CHECKING:
-    from bflcore.aggregation import Aggregator, Weighting
+    from bflcore.aggregation import Aggregator
     from bflcore.hyper import HyperUpdate
-    from bflcore.inference import LocalInference
-    from bflcore.registry import Registry
+    from bflcore.inference.base import LocalInference
+    from bflcore.registry.loading import Registry
+    from bflcore.weighting import Weighting
 
 __all__ = ["check", "fits", "ignored"]
 

@@ -1,0 +1,1 @@
+"""Experiments: resolved from settings, run round by round, kept in a directory."""

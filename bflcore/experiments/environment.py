@@ -1,0 +1,83 @@
+"""The environment of a run: versions, and digests of what decides its results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from bflcore.errors import OptionError
+from bflcore.registry.hookspecs import HOOKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore.experiments.prepare import Prepared
+    from bflcore.experiments.records import Record
+    from bflcore.experiments.resolve import Experiment
+    from bflcore.problem import Problem
+    from bflcore.registry.loading import Registry
+
+__all__ = ["environment", "used"]
+
+# Settings that may differ when a run is resumed: its results do not depend on them.
+MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
+
+
+def environment(prepared: Prepared, registry: Registry) -> Record:
+    """Return versions, and digests of what decides the results."""
+    import torch
+
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "distributions": {d.name: d.version for d in registry.distributions},
+        "fingerprints": {
+            "experiment.toml": _settings(prepared.experiment),
+            "the data or its partition": _data(prepared.problem),
+            "the initial network": _digest([prepared.problem.initial]),
+        },
+    }
+
+
+def used(experiment: Experiment, registry: Registry) -> set[str]:
+    """Return the distributions whose parts the experiment uses."""
+    names = {"method": experiment.method} | {
+        kind: part.name
+        for kind in HOOKS
+        if (part := getattr(experiment, kind, None)) is not None and kind != "method"
+    }
+    if experiment.source is not None:
+        names["dataset"] = experiment.source.name
+    used = {registry.distributions[0].name}  # the core
+    for kind, name in names.items():
+        with suppress(OptionError):  # a model of the user's own
+            used.add(registry.owner(kind, name))
+    return used
+
+
+def _settings(experiment: Experiment) -> str:
+    """Return a digest of the settings that decide the results."""
+    values = {k: v for k, v in experiment.as_toml().items() if k not in MAY_CHANGE}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _data(problem: Problem) -> str:
+    """Return a digest of every client's samples, in order."""
+    parts = (problem.train, problem.test)
+    return _digest(
+        [tensor for part in parts for tensor in (part.x, part.y)],
+        repr([(part.start, part.end) for part in parts]),
+    )
+
+
+def _digest(tensors: list[Tensor], text: str = "") -> str:
+    found = hashlib.sha256(text.encode())
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().reshape(-1).view("uint8").data)
+    return found.hexdigest()

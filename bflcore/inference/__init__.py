@@ -1,0 +1,1 @@
+"""Local inference: the seam, and the core's own inferences."""

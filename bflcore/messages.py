@@ -1,0 +1,129 @@
+"""What passes between the server and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from bflcore.randomness import stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore.posteriors import Posterior
+
+__all__ = ["Broadcast", "Cohort", "Evaluation", "LocalResult", "within"]
+
+
+def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+@attrs.frozen(eq=False)
+class Broadcast:
+    """What the server sends; also all that it keeps from one round to the next.
+
+    `start` ``[P_shared]`` is the fused posterior, where local training begins; `prior`
+    ``[P_shared]`` is what the hyperparameter update made of it, the anchor of the KL term;
+    `hyper` holds any further server state by name.
+    """
+
+    round: int
+    start: Posterior
+    prior: Posterior
+    hyper: Mapping[str, Tensor] = attrs.field(factory=dict)
+
+    def pack(self) -> dict[str, Tensor]:
+        """Return the tensors by name; what the prior shares with the start is there once."""
+        start = self.start.pack()
+        prior = {name: t for name, t in self.prior.pack().items() if t is not start[name]}
+        return {
+            **{f"start.{name}": tensor for name, tensor in start.items()},
+            **{f"prior.{name}": tensor for name, tensor in prior.items()},
+            **{f"hyper.{name}": tensor for name, tensor in self.hyper.items()},
+        }
+
+    @classmethod
+    def unpack(cls, round: int, tensors: Mapping[str, Tensor], family: type[Posterior]) -> Self:
+        """Rebuild a broadcast from what `pack` returned."""
+        start = family.unpack(tensors, "start.")
+        own = within(tensors, "prior.")
+        prior = family.unpack(start.pack() | own) if own else start
+        return cls(round, start, prior, within(tensors, "hyper."))
+
+
+@attrs.frozen(eq=False)
+class Cohort:
+    """The clients that train together, and what each of them holds.
+
+    `x` ``[K, N, ...]`` and `y` ``[K, N]`` or ``[K, N, T]`` are padded to the largest client;
+    `sizes` are the true numbers of samples; `memory` ``[K, ...]`` is what each client kept from
+    its last round. The engine orders clients by falling size, so that those which still have
+    steps to take are always the first rows.
+    """
+
+    clients: tuple[int, ...]
+    x: Tensor
+    y: Tensor
+    sizes: tuple[int, ...]
+    memory: Mapping[str, Tensor]
+    seed: int
+    round: int
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an order in which the first rows are not those with the most steps."""
+        if list(self.sizes) != sorted(self.sizes, reverse=True):
+            raise ValueError(f"a cohort's sizes must fall; given: {self.sizes}")
+
+    def streams(self, purpose: str) -> list[torch.Generator]:
+        """Return one generator a client, on the device of the data, for `purpose`."""
+        return [
+            stream(self.seed, self.round, client, purpose, self.x.device) for client in self.clients
+        ]
+
+
+@attrs.frozen(eq=False)
+class LocalResult:
+    """What clients send back, client axis first; `memory` never leaves the client.
+
+    `posterior` ``[K, P_shared]``; `statistics` ``[K, ...]`` travel too, for the hyperparameter
+    update; `examples` ``[K]`` counts training samples; `loss` ``[K]`` is the mean negative log
+    likelihood in nats per sample over the round's steps.
+    """
+
+    clients: tuple[int, ...]
+    posterior: Posterior
+    examples: Tensor
+    loss: Tensor
+    statistics: Mapping[str, Tensor] = attrs.field(factory=dict)
+    memory: Mapping[str, Tensor] = attrs.field(factory=dict)
+
+    def select(self, rows: list[int]) -> LocalResult:
+        """Keep some of the clients."""
+        return LocalResult(
+            tuple(self.clients[row] for row in rows),
+            self.posterior[rows],
+            self.examples[rows],
+            self.loss[rows],
+            {name: tensor[rows] for name, tensor in self.statistics.items()},
+            {name: tensor[rows] for name, tensor in self.memory.items()},
+        )
+
+
+@attrs.frozen(eq=False)
+class Evaluation:
+    """Additive sums of one client's metrics on its own test samples (see `bflcore.metrics`).
+
+    `personal`: the client's own model; `shared`: the server's model on the same samples, where
+    it is a complete model and a different one; `curves`: the sums of the predictions that
+    `LocalInference.curves` names, axis -> value -> sums.
+    """
+
+    client: int
+    personal: Mapping[str, Tensor]
+    shared: Mapping[str, Tensor] | None
+    curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)

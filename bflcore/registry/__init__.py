@@ -1,0 +1,1 @@
+"""Plugins: kinds of component, hooks, and what is installed."""
