@@ -27,7 +27,7 @@ def two_nn() -> Problem:
 def one_round(inference: LocalInference, work: Problem) -> object:
     """Fit one client for one epoch of 25 minibatches of ten."""
     start = inference.initial(work)
-    memory = {name: tensor[None] for name, tensor in inference.remember(work).items()}
+    memory = {name: tensor[None] for name, tensor in inference.initial_memory(work).items()}
     return inference.fit(work, Broadcast(0, start, start), work.cohort([0], memory, 0))
 
 

@@ -26,7 +26,7 @@ def seconds(run: Prepared, clients: int) -> float:
     inference, problem = run.experiment.inference, run.problem
     broadcast = begin(Recipe(inference, None, None, None), problem)  # type: ignore[arg-type]
     chosen = list(range(clients))
-    memory = {n: torch.stack([t] * clients) for n, t in inference.remember(problem).items()}
+    memory = {n: torch.stack([t] * clients) for n, t in inference.initial_memory(problem).items()}
     cohort = problem.cohort(chosen, memory, 0)
     clock = time.perf_counter()
     inference.fit(problem, broadcast, cohort)

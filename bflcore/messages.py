@@ -62,8 +62,9 @@ class Cohort:
 
     `x` ``[K, N, ...]`` and `y` ``[K, N]`` or ``[K, N, T]`` are padded to the largest client;
     `sizes` are the true numbers of samples; `memory` ``[K, ...]`` is what each client kept from
-    its last round. The engine orders clients by falling size, so that those which still have
-    steps to take are always the first rows.
+    its last round (see `bflcore.inference.memory`); `novel` says that these clients were held out
+    of training. The engine orders clients by falling size, so that those which still have steps to
+    take are always the first rows.
     """
 
     clients: tuple[int, ...]
@@ -73,6 +74,7 @@ class Cohort:
     memory: Mapping[str, Tensor]
     seed: int
     round: int
+    novel: bool = False
 
     def __attrs_post_init__(self) -> None:
         """Refuse an order in which the first rows are not those with the most steps."""
@@ -80,7 +82,7 @@ class Cohort:
             raise ValueError(f"a cohort's sizes must fall; given: {self.sizes}")
 
     def streams(self, purpose: str) -> list[torch.Generator]:
-        """Return one generator a client, on the device of the data, for `purpose`."""
+        """Return one generator per client, on the device of the data, for `purpose`."""
         return [
             stream(self.seed, self.round, client, purpose, self.x.device) for client in self.clients
         ]

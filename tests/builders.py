@@ -98,7 +98,7 @@ def cohort(
     ordered = sorted(chosen, key=lambda client: -of.train.size(client))
     memory = {
         name: torch.stack([tensor] * len(ordered))
-        for name, tensor in inference.remember(of).items()
+        for name, tensor in inference.initial_memory(of).items()
     }
     return of.cohort(ordered, memory, round)
 

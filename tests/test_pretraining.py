@@ -79,10 +79,10 @@ def test_start_and_prior_are_what_the_inference_makes_of_the_pool(inference):
 def test_only_shared_coordinates_are_pre_trained():
     of = problem(sharing="body")
     inference = Variational(**OPTIONS)
-    before = inference.remember(of)
+    before = inference.initial_memory(of)
     after, _ = pretrain(recipe(inference), of, first(inference, of), 0.5)
     assert after.start.mean.shape == (of.layout.shared_total,)
-    remembered = inference.remember(of)
+    remembered = inference.initial_memory(of)
     assert all(torch.equal(remembered[name], before[name]) for name in before)
     assert torch.equal(before[f"{PERSONAL}mean"], of.layout.split(of.initial)[1])
 

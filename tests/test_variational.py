@@ -293,7 +293,7 @@ def test_a_personal_fit_moves_personal_coordinates_alone(name):
     assert torch.equal(result.posterior.mean, sent.start.mean.expand(3, -1))
     # The variance goes through a logarithm and back.
     torch.testing.assert_close(result.posterior.variance, sent.start.variance.expand(3, -1))
-    before = inference.remember(of)
+    before = inference.initial_memory(of)
     for field, tensor in before.items():
         assert bool((result.memory[field] != tensor).all())
 

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import attrs
 import torch
 from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
+from bflcore.inference.base import Explorable
 from bflcore.messages import Evaluation
 from bflcore.problem import metrics
-from bflcore.randomness import stream
 
 if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
-    from bflcore.messages import Broadcast, LocalResult
+    from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.problem.base import Problem
     from bflcore.problem.likelihoods import Predictive
 
@@ -74,24 +75,24 @@ def evaluate_clients(
     """Evaluate clients one by one on their own test samples."""
 
     def one(client: int, memory: Memory) -> list[Evaluation | ClientError]:
-        stacked = stack([memory])
-        cohort = problem.cohort([client], stacked, broadcast.round)
-        own = inference.personalise(problem, broadcast, cohort, novel=client in problem.novel)
-
-        def figures(memory: Memory) -> dict[str, Tensor]:
-            return _sums(problem, inference, broadcast, client, memory, bins)
-
-        def curves(memory: Memory) -> dict[str, dict[float, Sums]]:
-            return _curves(problem, inference, broadcast, client, memory, bins)
-
-        personal = figures(own)
+        cohort = problem.cohort([client], stack([memory]), broadcast.round)
+        personalised = inference.personalise(problem, broadcast, cohort)
+        cohort = attrs.evolve(cohort, memory=personalised)
+        personal = _sums(problem, inference, broadcast, cohort, bins)
         if not personal:
             return []  # no test samples, nothing to report
-        if problem.layout.personal_total:
-            return [Evaluation(client, personal, None, curves(own))]
-        start = inference.remember(problem)
-        shared = personal if _equal(own, start) else figures(stack([start]))
-        return [Evaluation(client, personal, shared, curves(own))]
+        shared = None
+        if not problem.layout.personal_total:  # the server's model is complete
+            initial = inference.initial_memory(problem)
+            shared = personal
+            if not _equal(personalised, initial):
+                alone = attrs.evolve(cohort, memory=stack([initial]))
+                shared = _sums(problem, inference, broadcast, alone, bins)
+        return [
+            Evaluation(
+                client, personal, shared, _curves(problem, inference, broadcast, cohort, bins)
+            )
+        ]
 
     replies = [
         _blamed(partial(one, client, memory), client, "evaluate")
@@ -100,44 +101,34 @@ def evaluate_clients(
     return [reply for found in replies for reply in found]
 
 
-def _equal(memory: Memory, start: Memory) -> bool:
-    return memory.keys() == start.keys() and all(
-        torch.equal(memory[name][0], start[name]) for name in start
+def _equal(memory: Memory, initial: Memory) -> bool:
+    return memory.keys() == initial.keys() and all(
+        torch.equal(memory[name][0], initial[name]) for name in initial
     )
 
 
 def _sums(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    client: int,
-    memory: Memory,
-    bins: int,
-) -> dict[str, Tensor]:
-    total: dict[str, Tensor] = {}
-    for x, y in _blocks(problem, client):
-        # The same stream for every block: one set of parameter draws for all of a client's samples.
-        draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
+    problem: Problem, inference: LocalInference, broadcast: Broadcast, cohort: Cohort, bins: int
+) -> Sums:
+    total: Sums = {}
+    # Every block draws from the same streams: one set of parameter draws for all of the samples.
+    for x, y in _blocks(problem, cohort):
         with torch.no_grad():
-            predictive = inference.predict(problem, broadcast.start, memory, x[None], draws)
+            predictive = inference.predict(problem, broadcast, cohort, x[None])
         sums = _measure(predictive, y, bins)
         total = metrics.add(total, sums) if total else sums
     return total
 
 
 def _curves(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    client: int,
-    memory: Memory,
-    bins: int,
+    problem: Problem, inference: LocalInference, broadcast: Broadcast, cohort: Cohort, bins: int
 ) -> dict[str, dict[float, Sums]]:
     total: dict[str, dict[float, Sums]] = {}
-    for x, y in _blocks(problem, client):
-        draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
+    if not isinstance(inference, Explorable):
+        return total
+    for x, y in _blocks(problem, cohort):
         with torch.no_grad():
-            found = inference.curves(problem, broadcast.start, memory, x[None], draws)
+            found = inference.curves(problem, broadcast, cohort, x[None])
         for axis, predictions in found.items():
             sums = total.setdefault(axis, {})
             for value, predictive in predictions.items():
@@ -155,7 +146,8 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blocks(problem: Problem, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _blocks(problem: Problem, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
+    (client,) = cohort.clients
     x, y = problem.test.of(client)
     if len(y):  # nothing splits into one block of nothing, which has no figures
         yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)

@@ -111,7 +111,7 @@ class LocalSession(Session):
 
     def _recall(self, clients: Sequence[int]) -> list[Memory]:
         missing = [client for client in clients if client not in self._memories]
-        fresh = self._inference.remember(self._problem) if missing else {}
+        fresh = self._inference.initial_memory(self._problem) if missing else {}
         return [self._memories.get(client, fresh) for client in clients]
 
 

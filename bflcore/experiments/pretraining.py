@@ -49,7 +49,7 @@ def pretrain(
     """
     pool, inference = pooled(problem, fraction), recipe.inference
     # Fitted as the server's own client, whose draws are nobody else's; the only share is the last.
-    (reply,) = fit_clients(pool, inference, broadcast, [SERVER], [inference.remember(pool)])
+    (reply,) = fit_clients(pool, inference, broadcast, [SERVER], [inference.initial_memory(pool)])
     (result,) = screen(reply, broadcast)
     if isinstance(result, ClientError):
         raise RunError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from bflcore.inference.memory import PERSONAL, client_posterior
+from bflcore.inference.memory import Memory
 from bflcore.options import Component
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from bflcore.messages import Broadcast, Cohort, LocalResult
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from bflcore.problem import Problem
     from bflcore.problem.likelihoods import Predictive
 
-__all__ = ["LocalInference"]
+__all__ = ["Explorable", "LocalInference"]
 
 
 class LocalInference(Component, abc.ABC):
@@ -30,14 +29,14 @@ class LocalInference(Component, abc.ABC):
     kind: ClassVar[str] = "inference"
     family: ClassVar[str]  # name of the posterior family that `fit` returns
     # Claims that `bflcore.testing` checks:
-    # exact-conjugate  Bayes' own posterior for linear regression with known noise, each sample
-    #                  seeing one parameter
+    # exact-conjugate  the exact posterior of linear regression with known noise, where each sample
+    #                  depends on one parameter
     tags: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, problem: Problem) -> None:
-        """Refuse a problem that this inference cannot work on: raise `OptionError`.
+        """Raise `OptionError` for a problem that this inference cannot handle.
 
-        Called once, before a run writes anything; by default every problem is welcome.
+        Called once, before a run writes anything. By default every problem is accepted.
         """
 
     @abc.abstractmethod
@@ -48,62 +47,52 @@ class LocalInference(Component, abc.ABC):
         """Return the first round's prior ``[P]``: by default the initial posterior."""
         return self.initial(problem)
 
-    def remember(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory of one client that has not taken part yet (no client axis).
+    def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
+        """Return the memory of a client that has not trained yet, without a client axis.
 
-        By default its posterior over the personal coordinates, as initialised.
+        By default its posterior over the personal parameters, as initialised.
         """
-        return self.initial(problem).split(problem.layout)[1].pack(PERSONAL)
+        return Memory(personal=self.initial(problem).split(problem.layout)[1]).pack()
 
     @abc.abstractmethod
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Infer every cohort member's posterior from its data, the start and the prior."""
+        """Infer every client's posterior from its data, the start and the prior."""
 
     def personalise(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
         """Return the memory ``[K, ...]`` with which the clients will predict.
 
-        Called before each evaluation; a `novel` client was held out of training and may adapt
-        here, from its training data. By default nothing changes.
+        Called before each evaluation; clients of a `novel` cohort were held out of training and
+        may adapt here, from their training data. By default the memory is unchanged.
         """
         return cohort.memory
 
     @abc.abstractmethod
     def predict(
-        self,
-        problem: Problem,
-        posterior: Posterior,
-        memory: Mapping[str, Tensor],
-        x: Tensor,
-        streams: list[torch.Generator],
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
         """Predict each client's own samples `x` ``[K, B, ...]``.
 
-        `posterior` ``[P_shared]`` is the server's; `memory` ``[K, ...]`` the clients'.
+        From the server's posterior (``broadcast.start``), the clients' memories, and noise from
+        ``cohort.streams("predict")``; the cohort's training data is not used.
         """
 
+
+@runtime_checkable
+class Explorable(Protocol):
+    """An inference whose report shows more: predictions along an axis, and a loss landscape."""
+
     def curves(
-        self,
-        problem: Problem,
-        posterior: Posterior,
-        memory: Mapping[str, Tensor],
-        x: Tensor,
-        streams: list[torch.Generator],
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Mapping[str, Mapping[float, Predictive]]:
         """Predict `x` along quantities of the method: axis name -> value -> prediction.
 
-        Arguments are those of `predict`. Evaluation measures every prediction on the clients'
-        test samples, and the report draws the figures over the values; by default none.
+        Evaluation measures every prediction on the clients' test samples, and the report draws
+        the metrics over the values.
         """
-        return {}
 
     def landmarks(
-        self, problem: Problem, posterior: Posterior, memory: Mapping[str, Tensor]
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Return one or two networks ``[K, P]`` by label, through which landscapes are drawn.
-
-        By default the mean of what each client predicts with.
-        """
-        clients = len(next(iter(memory.values()))) if memory else 1
-        return {"client": client_posterior(problem, posterior, memory, clients).mean}
+        """Return one or two networks ``[K, P]`` by label, through which the landscape is drawn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import attrs
 
@@ -24,10 +24,10 @@ else:
 
 __all__ = [
     "Batch",
-    "Coordinates",
     "Gradient",
     "GradientInference",
     "Optimiser",
+    "Trainable",
     "batches",
     "loss_per_client",
     "mean_loss",
@@ -35,8 +35,7 @@ __all__ = [
     "trainable_mask",
 ]
 
-# Which parameters train.
-Coordinates = Literal["all", "personal", "shared"]
+Trainable = Literal["all", "personal", "shared"]  # which parameters training may change
 
 
 @component
@@ -54,6 +53,11 @@ class GradientInference(LocalInference):
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round (counted from 0)."""
         return self.lr * (1 - self.lr_decay) ** max(0, round - self.lr_decay_after)
+
+    def update_rule(self, parameters: Tensor, cohort: Cohort) -> Optimiser:
+        """Return the optimiser of `parameters` ``[K, ...]`` for the cohort's round."""
+        taken, lr = steps(self, cohort), self.lr_at(cohort.round)
+        return Optimiser(parameters, taken, self.optimiser, lr, self.momentum)
 
 
 @attrs.frozen(eq=False)
@@ -189,31 +193,29 @@ class Gradient:
 class Optimiser:
     """One elementwise update rule over a cohort's parameters ``[K, ...]``, changed in place.
 
-    Clients with equally many steps are updated as one tensor; one that has taken all its steps
-    is left out, so a step beyond a client's own changes nothing. `pace` multiplies the learning
-    rate.
+    `steps` says how many steps each client takes; `rule` is ``adam`` or ``sgd``, `momentum` that
+    of SGD. Clients with equally many steps are updated as one tensor; one that has taken all its
+    steps is left out, so that further steps do not change it.
     """
 
     def __init__(
         self,
-        inference: GradientInference,
         parameters: Tensor,
         steps: tuple[int, ...],
-        round: int,
-        pace: float = 1.0,
+        rule: str,
+        lr: float,
+        momentum: float = 0.0,
     ) -> None:
         self._ends = _group_ends(steps)
         starts = [0, *self._ends[:-1]]
         self._groups = [
             parameters[start:end].detach() for start, end in zip(starts, self._ends, strict=True)
         ]
-        self._rule = self._make(inference, pace * inference.lr_at(round))
-
-    def _make(self, inference: GradientInference, lr: float) -> torch.optim.Optimizer:
-        shared: dict[str, Any] = {"lr": lr, "fused": True}
-        if inference.optimiser == "adam":
-            return torch.optim.Adam(self._groups, **shared)
-        return torch.optim.SGD(self._groups, momentum=inference.momentum, **shared)
+        self._rule: torch.optim.Optimizer
+        if rule == "adam":
+            self._rule = torch.optim.Adam(self._groups, lr=lr, fused=True)
+        else:
+            self._rule = torch.optim.SGD(self._groups, lr=lr, momentum=momentum, fused=True)
 
     def step(self, gradient: Tensor) -> None:
         """Take one step for the first k clients, from their gradient ``[k, ...]``."""
@@ -236,11 +238,11 @@ def mean_loss(total: Tensor, taken: tuple[int, ...]) -> Tensor:
     return total / torch.tensor(taken, device=total.device).clamp_min(1)
 
 
-def trainable_mask(problem: Problem, part: Coordinates) -> Tensor | None:
-    """Return 1 for the coordinates ``[P]`` that train and 0 for the others; None where all do."""
-    if part == "all":
+def trainable_mask(problem: Problem, trainable: Trainable) -> Tensor | None:
+    """Return 1 for parameters ``[P]`` that may change and 0 for the others; None for all."""
+    if trainable == "all":
         return None
     layout = problem.layout
-    personal = float(part == "personal")
-    shares = problem.initial.new_full((layout.shared_total,), 1 - personal)
-    return layout.join(shares, problem.initial.new_full((layout.personal_total,), personal))
+    personal = float(trainable == "personal")
+    shared = problem.initial.new_full((layout.shared_total,), 1 - personal)
+    return layout.join(shared, problem.initial.new_full((layout.personal_total,), personal))

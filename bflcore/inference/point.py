@@ -1,7 +1,7 @@
 """Point estimates by minibatch gradients.
 
-`descend` is the loop of every method that trains weights; what sets methods apart is the gradient
-that they hand it.
+`descend` is the loop of every method that trains weights; methods differ in the gradient that they
+pass to it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from bflcore.inference.gradient import (
     Batch,
-    Coordinates,
     Gradient,
     GradientInference,
-    Optimiser,
+    Trainable,
     batches,
     mean_loss,
     steps,
@@ -26,7 +25,6 @@ from bflcore.options import component, option
 from bflcore.posteriors import Point
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from bflcore.messages import Broadcast, Cohort, LocalResult
@@ -44,17 +42,19 @@ __all__ = [
     "objective",
 ]
 
-# What `descend` follows: losses ``[k]`` and gradients ``[k, P]`` at weights ``[k, P]``.
+# Losses ``[k]`` and gradients ``[k, P]`` at weights ``[k, P]`` on a batch of the first k clients.
 LossAndGradient = Callable[["Tensor", "Batch"], "tuple[Tensor, Tensor]"]
-# A method's change of it: the same from the objective's slope, weights and batch.
+# The same, from the objective's loss and gradient, the weights and the batch.
 Transform = Callable[[LossAndGradient, "Tensor", "Batch"], "tuple[Tensor, Tensor]"]
 
 
 @component
 class PointInference(GradientInference):
-    """Base of point estimates: everything but how they predict.
+    """Base of point estimates: everything but the prediction.
 
-    Its objective is that of `Map`; `gradient` says how the likelihood is differentiated.
+    Minimises the mean negative log likelihood per sample + anchor/2 * ||w - centre||^2
+    + weight_decay/2 * ||w||^2, where the centre is the prior's mean or the round's start;
+    `gradient` says how the likelihood is differentiated.
     """
 
     family = "point"
@@ -62,7 +62,7 @@ class PointInference(GradientInference):
     anchor: float = option(0.0, "strength of the quadratic pull to the anchor", at_least=0)
     anchor_to: str = option(
         "prior",
-        "where it pulls: to the prior's mean, or to where the round begins (FedProx)",
+        "centre of the pull: the prior's mean, or the start of the round (FedProx)",
         choices=("prior", "start"),
     )
     weight_decay: float = option(0.0, "strength of the quadratic pull to zero", at_least=0)
@@ -71,10 +71,8 @@ class PointInference(GradientInference):
         """Return the network's random initialisation as a point."""
         return Point(problem.initial)
 
-    def gradient(
-        self, problem: Problem, cohort: Cohort
-    ) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]]:
-        """Return what computes losses ``[k]`` and gradients ``[k, P]`` at weights ``[k, P]``."""
+    def gradient(self, problem: Problem, cohort: Cohort) -> LossAndGradient:
+        """Return the function that computes the likelihood's losses and gradients."""
         return Gradient(problem)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
@@ -82,36 +80,27 @@ class PointInference(GradientInference):
         return fit_points(self, problem, broadcast, cohort)
 
     def personalise(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fit a novel client's personal coordinates, the shared ones fixed."""
-        if not novel or not problem.layout.personal_total:
+        """Fit a novel client's personal parameters, the shared ones fixed."""
+        if not cohort.novel or not problem.layout.personal_total:
             return cohort.memory
         return fit_points(self, problem, broadcast, cohort, "personal").memory
 
 
 @component
 class Map(PointInference):
-    """Find a point estimate: maximum likelihood, or MAP around the prior's mean.
-
-    Minimises the mean negative log likelihood per sample + anchor/2 * ||w - centre||^2
-    + weight_decay/2 * ||w||^2, the centre being the prior's mean or the round's start.
-    """
+    """Find a point estimate: maximum likelihood, or MAP around the prior's mean."""
 
     name = "map"
     reference = "McMahan et al. 2017, Algorithm 1; anchor: Li et al. 2020 (FedProx), eq. 2"
 
     def predict(
-        self,
-        problem: Problem,
-        posterior: Posterior,
-        memory: Mapping[str, Tensor],
-        x: Tensor,
-        streams: list[torch.Generator],
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
         """Predict with the point: one draw."""
-        whole = client_posterior(problem, posterior, memory, len(x))
-        return problem.likelihood.predictive(problem.outputs(whole.mean[:, None], x))
+        weights = client_posterior(problem, broadcast, cohort).mean
+        return problem.likelihood.predictive(problem.outputs(weights[:, None], x))
 
 
 def fit_points(
@@ -119,36 +108,35 @@ def fit_points(
     problem: Problem,
     broadcast: Broadcast,
     cohort: Cohort,
-    part: Coordinates = "all",
+    trainable: Trainable = "all",
     transform: Transform | None = None,
 ) -> LocalResult:
     """Minimise the `objective` for every client, from the broadcast's start.
 
-    ``part = "personal"`` moves the personal coordinates alone, ``"shared"`` the others; `transform`
-    replaces the slope that is followed.
+    Only the `trainable` parameters change; `transform` replaces the gradient that is followed.
     """
-    clients = len(cohort.clients)
-    start = join_personal(problem, broadcast.start, cohort.memory, clients).mean
+    start = join_personal(problem, broadcast.start, cohort).mean
     centre = start
     if inference.anchor_to == "prior":
-        centre = join_personal(problem, broadcast.prior, cohort.memory, clients).mean
-    slope = objective(inference, problem, cohort, centre)
+        centre = join_personal(problem, broadcast.prior, cohort).mean
+    loss_and_gradient = objective(inference, problem, cohort, centre)
     if transform is not None:
-        slope = partial(transform, slope)
-    weights, loss = descend(inference, problem, cohort, start, broadcast.round, slope, part)
+        loss_and_gradient = partial(transform, loss_and_gradient)
+    weights, loss = descend(inference, problem, cohort, start, loss_and_gradient, trainable)
     return local_result(problem, cohort, Point(weights), loss)
 
 
 def objective(
     inference: PointInference, problem: Problem, cohort: Cohort, centre: Tensor
 ) -> LossAndGradient:
-    """Return the slope of NLL per sample + anchor/2 * ||w - centre||^2 + weight_decay/2 * ||w||^2.
+    """Return the loss and gradient of the objective around `centre` ``[K, P]``.
 
-    `centre` ``[K, P]``; the loss is that of the likelihood alone.
+    NLL per sample + anchor/2 * ||w - centre||^2 + weight_decay/2 * ||w||^2; the loss is that of
+    the likelihood alone.
     """
     differentiate = inference.gradient(problem, cohort)
 
-    def slope(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         nll, gradient = differentiate(w, batch)
         if inference.anchor:
             gradient = gradient.add(w - centre[: len(w)], alpha=inference.anchor)
@@ -156,7 +144,7 @@ def objective(
             gradient = gradient.add(w, alpha=inference.weight_decay)
         return nll, gradient
 
-    return slope
+    return loss_and_gradient
 
 
 def descend(
@@ -164,22 +152,20 @@ def descend(
     problem: Problem,
     cohort: Cohort,
     start: Tensor,
-    round: int,
-    slope: LossAndGradient,
-    part: Coordinates = "all",
+    loss_and_gradient: LossAndGradient,
+    trainable: Trainable = "all",
 ) -> tuple[Tensor, Tensor]:
-    """Follow `slope` from `start` ``[K, P]`` over every client's minibatches.
+    """Minimise over every client's minibatches, from `start` ``[K, P]``.
 
     Returns the weights ``[K, P]`` and each client's mean loss ``[K]``.
     """
     weights = start.clone()
-    taken = steps(inference, cohort)
-    optimiser = Optimiser(inference, weights, taken, round)
-    moves = trainable_mask(problem, part)
+    optimiser = inference.update_rule(weights, cohort)
+    mask = trainable_mask(problem, trainable)
     loss = weights.new_zeros(len(weights))
     for batch in batches(inference, cohort):
-        active = len(batch.sizes)
-        nll, gradient = slope(weights[:active], batch)
-        optimiser.step(gradient if moves is None else gradient * moves)
-        loss[:active] += nll
-    return weights, mean_loss(loss, taken)
+        k = len(batch.sizes)
+        nll, gradient = loss_and_gradient(weights[:k], batch)
+        optimiser.step(gradient if mask is None else gradient * mask)
+        loss[:k] += nll
+    return weights, mean_loss(loss, steps(inference, cohort))

@@ -1,4 +1,4 @@
-"""Mean-field variational inference: the numerics of the inference `variational`.
+"""Mean-field variational inference.
 
 q(w) = N(mean, sigma^2) minimises per sample
 
@@ -15,17 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import attrs
+
 from bflcore.inference.gradient import (
     Batch,
-    Coordinates,
     GradientInference,
-    Optimiser,
+    Trainable,
     batches,
     mean_loss,
     steps,
     trainable_mask,
 )
-from bflcore.inference.memory import PERSONAL, client_posterior, join_personal, local_result
+from bflcore.inference.memory import Memory, client_posterior, join_personal, local_result
 from bflcore.inference.normals import Noise
 from bflcore.lazy import lazy
 from bflcore.options import component, option
@@ -48,10 +49,7 @@ else:
 __all__ = [
     "Variational",
     "VariationalInference",
-    "first_prior",
     "fit_gaussians",
-    "initial_gaussian",
-    "predict_by_draws",
     "prior_of_cohort",
 ]
 
@@ -82,37 +80,40 @@ class VariationalInference(GradientInference):
     )
     personal_prior: str = option(
         "initial",
-        "prior of personal coordinates: the first one, or the client's own last posterior",
+        "prior of the personal parameters: the first one, or the client's last posterior",
         choices=("initial", "previous"),
     )
     predict_draws: int = option(10, "parameter draws averaged in a prediction (S)", at_least=1)
 
-    def initial(self, problem: Problem) -> Posterior:
-        """Return a Gaussian around the network's initialisation."""
-        return initial_gaussian(self, problem)
+    def initial(self, problem: Problem) -> Gaussian:
+        """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
+        variance = torch.full_like(problem.initial, self.initial_sigma**2)
+        return Gaussian(problem.initial, variance)
 
-    def prior(self, problem: Problem) -> Posterior:
-        """Return the first prior: N(0, prior_sigma^2), or the initial posterior."""
-        return first_prior(self, problem)
+    def prior(self, problem: Problem) -> Gaussian:
+        """Return the first prior ``[P]``: N(0, prior_sigma^2), or the initial posterior."""
+        if self.prior_sigma is None:
+            return self.initial(problem)
+        zeros = torch.zeros_like(problem.initial)
+        return Gaussian(zeros, zeros + self.prior_sigma**2)
 
     def personalise(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fit a novel client's personal coordinates, the shared posterior fixed."""
-        if not novel or not problem.layout.personal_total:
+        """Fit a novel client's personal parameters, the shared posterior fixed."""
+        if not cohort.novel or not problem.layout.personal_total:
             return cohort.memory
-        return fit_gaussians(self, problem, broadcast, cohort, part="personal").memory
+        return fit_gaussians(self, problem, broadcast, cohort, trainable="personal").memory
 
     def predict(
-        self,
-        problem: Problem,
-        posterior: Posterior,
-        memory: Mapping[str, Tensor],
-        x: Tensor,
-        streams: list[torch.Generator],
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
-        """Average predictions over draws from the posterior."""
-        return predict_by_draws(self, problem, posterior, memory, x, streams)
+        """Average over `predict_draws` draws, shared by all samples of a client."""
+        whole = client_posterior(problem, broadcast, cohort)
+        shape = (len(x), self.predict_draws, whole.mean.shape[-1])
+        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
+        weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)
+        return problem.likelihood.predictive(problem.outputs(weights, x))
 
 
 @component
@@ -130,29 +131,15 @@ class Variational(VariationalInference):
         return fit_gaussians(self, problem, broadcast, cohort)
 
 
-def initial_gaussian(inference: VariationalInference, problem: Problem) -> Gaussian:
-    """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
-    variance = torch.full_like(problem.initial, inference.initial_sigma**2)
-    return Gaussian(problem.initial, variance)
-
-
-def first_prior(inference: VariationalInference, problem: Problem) -> Gaussian:
-    """Return the first prior ``[P]``."""
-    if inference.prior_sigma is None:
-        return initial_gaussian(inference, problem)
-    zeros = torch.zeros_like(problem.initial)
-    return Gaussian(zeros, zeros + inference.prior_sigma**2)
-
-
 def prior_of_cohort(
     inference: VariationalInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Gaussian:
-    """Join the broadcast prior with each client's over its personal coordinates ``[K, P]``."""
-    memory = cohort.memory
+    """Join the broadcast prior with each client's over its personal parameters ``[K, P]``."""
     if problem.layout.personal_total and inference.personal_prior == "initial":
-        own = first_prior(inference, problem).split(problem.layout)[1]
-        memory = own.map(lambda t: t.expand(len(cohort.clients), -1)).pack(PERSONAL)
-    return _gaussian(join_personal(problem, broadcast.prior, memory, len(cohort.clients)))
+        personal = inference.prior(problem).split(problem.layout)[1]
+        memory = Memory(personal=personal.map(lambda t: t.expand(len(cohort.clients), -1)))
+        cohort = attrs.evolve(cohort, memory=memory.pack())
+    return _gaussian(join_personal(problem, broadcast.prior, cohort))
 
 
 def fit_gaussians(
@@ -160,23 +147,22 @@ def fit_gaussians(
     problem: Problem,
     broadcast: Broadcast,
     cohort: Cohort,
-    part: Coordinates = "all",
+    trainable: Trainable = "all",
     after_step: AfterStep | None = None,
     anchor: Gaussian | None = None,
 ) -> LocalResult:
-    """Fit every client's Gaussian; ``part = "personal"`` moves the personal coordinates alone.
+    """Fit every client's Gaussian; only the `trainable` parameters change.
 
     `anchor` ``[K, P]`` replaces the prior of the KL term; `after_step` is called after each step
     and may change the anchor in place.
     """
     clients = len(cohort.clients)
-    start = _gaussian(join_personal(problem, broadcast.start, cohort.memory, clients))
+    start = _gaussian(join_personal(problem, broadcast.start, cohort))
     anchor = anchor or prior_of_cohort(inference, problem, broadcast, cohort)
     rho = start.variance.sqrt().clamp_min(SMALLEST_SIGMA).log()
     theta = torch.stack([start.mean, rho], dim=1)  # [K, 2, P]
-    taken = steps(inference, cohort)
-    optimiser = Optimiser(inference, theta, taken, broadcast.round)
-    moves = trainable_mask(problem, part)
+    optimiser = inference.update_rule(theta, cohort)
+    mask = trainable_mask(problem, trainable)
     expected = estimators.estimator(
         inference.estimator, problem, cohort.streams("noise"), cohort.x[0, :1]
     )
@@ -195,29 +181,13 @@ def fit_gaussians(
         shift = torch.sub(mean, anchor.mean[:k], out=gradient[:, 1])
         torch.addcmul(d_mean, shift, weight[:k], out=gradient[:, 0])
         torch.addcmul(d_rho.sub_(scale[:k]), sigma.square_(), weight[:k], out=gradient[:, 1])
-        optimiser.step(gradient if moves is None else gradient.mul_(moves))
+        optimiser.step(gradient if mask is None else gradient.mul_(mask))
         loss[:k] += nll
         if after_step is not None:
             after_step(theta[:k])
             weight = scale / anchor.variance
     posterior = Gaussian(theta[:, 0], (2 * theta[:, 1]).exp())
-    return local_result(problem, cohort, posterior, mean_loss(loss, taken))
-
-
-def predict_by_draws(
-    inference: VariationalInference,
-    problem: Problem,
-    posterior: Posterior,
-    memory: Mapping[str, Tensor],
-    x: Tensor,
-    streams: list[torch.Generator],
-) -> Predictive:
-    """Predict with `predict_draws` draws of the parameters, shared by all samples of a client."""
-    whole = _gaussian(client_posterior(problem, posterior, memory, len(x)))
-    draws = inference.predict_draws
-    noise = Noise(streams).fill(whole.mean.new_empty(len(x), draws, whole.mean.shape[-1]))
-    weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)
-    return problem.likelihood.predictive(problem.outputs(weights, x))
+    return local_result(problem, cohort, posterior, mean_loss(loss, steps(inference, cohort)))
 
 
 def _average(

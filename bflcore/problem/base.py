@@ -168,4 +168,5 @@ class Problem:
             pad = torch.nn.utils.rnn.pad_sequence
             x = pad([x for x, _ in parts], batch_first=True)
             y = pad([y for _, y in parts], batch_first=True)
-        return Cohort(tuple(clients), x, y, sizes, memory, self.seed, round)
+        novel = bool(clients) and all(client in self.novel for client in clients)
+        return Cohort(tuple(clients), x, y, sizes, memory, self.seed, round, novel)

@@ -11,6 +11,8 @@ import attrs
 
 from bflcore.errors import RunError
 from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.inference.base import Explorable
+from bflcore.inference.memory import client_posterior
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +45,7 @@ def landscape(run: Run) -> Plane:
     """Measure the first client that holds a memory of its own.
 
     The plane goes through the one or two networks that the inference names
-    (`LocalInference.landmarks`) and the initialisation; where one is missing, in a random
+    (`Explorable.landmarks`) and the initialisation; where one is missing, in a random
     direction. Raises `RunError` when the checkpoint is missing or has diverged.
     """
     from bflcore.experiments.prepare import prepare
@@ -57,13 +59,18 @@ def landscape(run: Run) -> Plane:
     saved = Checkpoints(folder).read(family, prepared.problem.device)
     if saved is None:
         raise RunError(f"{folder} cannot be read: it has no checkpoint; run it again")
-    client = min(saved.memories, default=prepared.problem.clients[0])
-    fresh = prepared.experiment.inference.remember(prepared.problem)
-    memory = {name: tensor[None] for name, tensor in saved.memories.get(client, fresh).items()}
-    found = prepared.experiment.inference.landmarks(prepared.problem, saved.broadcast.start, memory)
+    problem, inference = prepared.problem, prepared.experiment.inference
+    client = min(saved.memories, default=problem.clients[0])
+    memory = saved.memories.get(client) or inference.initial_memory(problem)
+    stacked = {name: tensor[None] for name, tensor in memory.items()}
+    cohort = problem.cohort([client], stacked, saved.broadcast.round)
+    if isinstance(inference, Explorable):
+        found = inference.landmarks(problem, saved.broadcast, cohort)
+    else:
+        found = {"client": client_posterior(problem, saved.broadcast, cohort).mean}
     networks = {label: network[0] for label, network in found.items()}
-    networks["initialisation"] = prepared.problem.initial
-    return _measured(prepared.problem, client, networks)
+    networks["initialisation"] = problem.initial
+    return _measured(problem, client, networks)
 
 
 def _measured(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plane:

@@ -94,11 +94,11 @@ class Faulty(Map):
         return super().fit(problem, broadcast, cohort)
 
     def personalise(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, novel: bool
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
         """Raise where the guilty client takes part."""
         _fail(cohort)
-        return super().personalise(problem, broadcast, cohort, novel)
+        return super().personalise(problem, broadcast, cohort)
 
 
 def _fail(cohort: Cohort) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import attrs
 import torch
@@ -14,7 +14,6 @@ from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.posteriors import Gaussian
 from bflcore.problem.base import Problem
 from bflcore.problem.likelihoods import GaussianNoise
-from bflcore.randomness import stream
 from bflcore.testing import problems
 
 __all__ = ["checks_of"]
@@ -42,9 +41,9 @@ def inputs_stay_untouched(part: Part) -> None:
     things = (broadcast, cohort, of.train, {"initial": of.initial})
     before = problems.copied(*things)
     result = inference.fit(of, broadcast, cohort)
-    own = inference.personalise(of, broadcast, cohort, novel=False)
-    inference.personalise(of, broadcast, cohort, novel=True)
-    _predicted(inference, of, broadcast, own)
+    own = inference.personalise(of, broadcast, cohort)
+    inference.personalise(of, broadcast, attrs.evolve(cohort, novel=True))
+    _predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own))
     for name, thing, copy in zip(
         ("broadcast", "cohort", "training data", "problem"), things, before, strict=True
     ):
@@ -79,7 +78,7 @@ def keeps_the_dtype(part: Part) -> None:
     of = problems.problem(sharing="body", dtype=torch.float32)
     broadcast, cohort = problems.begun(inference, of), problems.clients_of(of, inference)
     result = inference.fit(of, broadcast, cohort)
-    draws = _predicted(inference, of, broadcast, result.memory)
+    draws = _predicted(inference, of, broadcast, attrs.evolve(cohort, memory=result.memory))
     for name, tensor in (problems.tensors(result.posterior) | {"draws": draws}).items():
         if tensor.dtype != torch.float32:
             raise AssertionError(
@@ -106,7 +105,8 @@ def global_randomness_stays_untouched(part: Part) -> None:
             torch.manual_seed(seed)
             state = torch.get_rng_state()
             result = inference.fit(of, broadcast, cohort)
-            draws = _predicted(inference, of, broadcast, result.memory)
+            after = attrs.evolve(cohort, memory=result.memory)
+            draws = _predicted(inference, of, broadcast, after)
             if not torch.equal(torch.get_rng_state(), state):
                 raise AssertionError("torch's global generator was used; use cohort.streams(...)")
             results.append({**problems.tensors(result), "draws": draws})
@@ -195,8 +195,8 @@ def memory_survives_storage(part: Part) -> None:
     kept, fresh = problems.shapes(result.memory), problems.shapes(cohort.memory)
     if kept != fresh:
         raise AssertionError(
-            f"remember() gives {fresh}, fit returns the memory {kept}; both must hold the same, "
-            "fit with the client axis first"
+            f"initial_memory() gives {fresh}, fit returns the memory {kept}; expected the same "
+            "names, shapes and dtypes, fit's with the client axis first"
         )
     stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
     following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
@@ -212,14 +212,16 @@ def predictions_are_probabilities(part: Part) -> None:
     inference, of, broadcast, cohort = _case(part, sharing="body")
     result = inference.fit(of, broadcast, cohort)
     after = attrs.evolve(cohort, memory=result.memory)
-    _check(_predicted(inference, of, broadcast, result.memory))
-    _check(_predicted(inference, of, broadcast, inference.personalise(of, broadcast, after, False)))
+    _check(_predicted(inference, of, broadcast, after))
+    own = inference.personalise(of, broadcast, after)
+    _check(_predicted(inference, of, broadcast, attrs.evolve(after, memory=own)))
 
 
 def novel_clients_can_predict(part: Part) -> None:
     """A client that was held out of training adapts and predicts."""
     inference, of, broadcast, cohort = _case(part, sharing="body")
-    _check(_predicted(inference, of, broadcast, inference.personalise(of, broadcast, cohort, True)))
+    own = inference.personalise(of, broadcast, attrs.evolve(cohort, novel=True))
+    _check(_predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own)))
 
 
 def is_exact_on_the_conjugate_problem(part: Part) -> None:
@@ -248,11 +250,10 @@ def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Br
 
 
 def _predicted(
-    inference: LocalInference, of: Problem, broadcast: Broadcast, memory: Mapping[str, Tensor]
+    inference: LocalInference, of: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Tensor:
-    x = torch.stack([of.train.of(client)[0][:3] for client in of.clients])
-    draws = [stream(of.seed, broadcast.round, client, "predict") for client in of.clients]
-    return inference.predict(of, broadcast.start, memory, x, draws).draws
+    x = torch.stack([of.train.of(client)[0][:3] for client in cohort.clients])
+    return inference.predict(of, broadcast, cohort, x).draws
 
 
 def _check(draws: Tensor) -> None:

@@ -105,7 +105,7 @@ def clients_of(
 ) -> Cohort:
     """Return clients (all of them by default) who never took part, or with their `memory`."""
     chosen = tuple(of.clients if clients is None else clients)
-    fresh = inference.remember(of)
+    fresh = inference.initial_memory(of)
     stacked = {name: torch.stack([tensor] * len(chosen)) for name, tensor in fresh.items()}
     return of.cohort(chosen, stacked if memory is None else memory, round)
 

@@ -97,7 +97,7 @@ class Node:
             raise BflError(f"this node holds client {self.client}")
         memory = task.memory
         if not memory:
-            memory = self.site.inference.remember(self.site.problem)
+            memory = self.site.inference.initial_memory(self.site.problem)
         elif self.shelf:
             memory = self.shelf.get(memory)
         return [task.client], [memory]
