@@ -69,7 +69,7 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     import torch
 
     from bflcore.layout import Layout
-    from bflcore.models.networks import refuse_running_buffers
+    from bflcore.models.networks import check_network
     from bflcore.problem.base import Problem
     from bflcore.randomness import seeded_globally
 
@@ -77,7 +77,9 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     likelihood = _likelihood(experiment, dataset)
     with seeded_globally(run.seed, "initialisation"):
         network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
-    refuse_running_buffers(network)
+    samples = torch.zeros(2, *dataset.x.shape[1:])
+    samples[: len(dataset.x)] = torch.as_tensor(dataset.x[:2])
+    check_network(network, samples)
     problem = Problem.assemble(
         dataset,
         partition,

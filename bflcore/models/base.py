@@ -5,10 +5,15 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, ClassVar
 
+from bflcore.lazy import lazy
 from bflcore.options import Component
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bflcore.models import networks
+else:
+    networks = lazy("bflcore.models.networks")
 
 __all__ = ["Model"]
 
@@ -28,6 +33,4 @@ class Model(Component, abc.ABC):
 
     def head(self, network: nn.Module) -> str:
         """Return the module path of the head, the decision layer: by default the last linear."""
-        from bflcore.models.networks import last_linear
-
-        return last_linear(network)
+        return networks.last_linear(network)

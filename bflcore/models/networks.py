@@ -8,10 +8,11 @@ default initialisation, drawn when they are built.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,14 +23,16 @@ __all__ = [
     "Perceptron",
     "ResNet20",
     "TwoCNN",
+    "check_network",
     "last_linear",
     "normalisation",
-    "refuse_running_buffers",
     "resnet18",
 ]
 
 # What the normalisation layers of PyTorch call the statistics they carry along.
 RUNNING = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+# Layers that normalise by statistics of the batch.
+BATCH = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the base class of all of them
 
 
 class Perceptron(nn.Module):
@@ -156,15 +159,8 @@ class ResNet20(nn.Module):
 
 
 def normalisation(norm: str, groups: int, channels: int) -> nn.Module:
-    """Return a normalisation layer: ``group``, ``batch-statistics`` or ``none``.
-
-    Batch statistics are always those of the batch at hand: nothing runs along to the next.
-    """
-    if norm == "none":
-        return nn.Identity()
-    if norm == "batch-statistics":
-        return nn.BatchNorm2d(channels, track_running_stats=False)
-    return nn.GroupNorm(groups, channels)
+    """Return a normalisation layer: ``group`` or ``none``."""
+    return nn.Identity() if norm == "none" else nn.GroupNorm(groups, channels)
 
 
 def resnet18(channels: int, outputs: int, groups: int, small: bool) -> nn.Module:
@@ -207,16 +203,53 @@ def last_linear(network: nn.Module) -> str:
     return paths[-1]
 
 
-def refuse_running_buffers(network: nn.Module) -> None:
-    """Raise `OptionError` if a layer carries running statistics.
+def check_network(network: nn.Module, samples: Tensor) -> None:
+    """Raise `OptionError` unless an output is a function of parameters and its own sample alone.
 
-    They are neither parameters nor constants: they would leave the posterior out and leak from
-    one client to the next.
+    `samples` ``[2, ...]`` are tried. Running statistics are neither parameters nor constants: no
+    posterior covers them, and they leak from one client to the next. Random numbers in the forward
+    pass come from torch's global generator, which no seed of the run determines. A network that
+    mixes the samples of a batch would read the padding of ragged cohorts.
     """
+    name = f"network {type(network).__name__}"
+    if where := _first(network, _keeps_statistics):
+        raise OptionError(
+            f"{name} has running statistics in {where}, which no posterior covers; use "
+            "nn.GroupNorm instead"
+        )
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        outputs = network(samples)
+        drew = not torch.equal(before, torch.get_rng_state())
+        others = outputs if drew else network(samples[[0, 0]])  # beside itself, not sample 1
+    if drew:
+        where = _first(network, _drops)
+        raise OptionError(
+            f"{name} draws random numbers when it predicts{f' in {where}' if where else ''}, so "
+            "that the same run would give other results; remove it (--inference mc-dropout adds "
+            "dropout of its own, drawn from the run's seed)"
+        )
+    if not torch.allclose(outputs[0], others[0], rtol=1e-3, atol=1e-4, equal_nan=True):
+        where = _first(network, lambda module: isinstance(module, BATCH))
+        raise OptionError(
+            f"{name}: its output for a sample depends on the other samples of the batch"
+            f"{f' through {where}' if where else ''}; use nn.GroupNorm or nn.LayerNorm, which "
+            "normalise each sample by itself"
+        )
+
+
+def _first(network: nn.Module, found: Callable[[nn.Module], bool]) -> str:
+    """Return the path and type of the first module that `found` accepts, or an empty string."""
     for path, module in network.named_modules():
-        if any(name in RUNNING for name, _ in module.named_buffers(recurse=False)):
-            raise OptionError(
-                f"network {type(network).__name__} has running statistics in layer "
-                f"{path or 'itself'} ({type(module).__name__}), which no posterior covers; "
-                "use nn.GroupNorm, or build the layer with track_running_stats=False"
-            )
+        if found(module):
+            return f"layer {path} ({type(module).__name__})" if path else type(module).__name__
+    return ""
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return any(name in RUNNING for name, _ in module.named_buffers(recurse=False))
+
+
+def _drops(module: nn.Module) -> bool:
+    rate = getattr(module, "p", None) or getattr(module, "dropout", None)
+    return isinstance(module, nn.RReLU) or (isinstance(rate, float) and rate > 0)

@@ -21,10 +21,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from bflcore.errors import OptionError, nearest
+from bflcore.lazy import lazy
 from bflcore.models.base import Model
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from bflcore.models import networks
+else:
+    torch = lazy("torch")
+    nn = lazy("torch.nn")
+    networks = lazy("bflcore.models.networks")
 
 __all__ = ["UserModel", "load_factory"]
 
@@ -34,20 +42,16 @@ FAILURES = (Exception, SystemExit)
 
 @attrs.frozen
 class UserModel(Model):
-    """Build the network with a factory of the user's; `load_factory` makes one."""
+    """Build the network with the user's own factory (see `load_factory`)."""
 
     factory: Callable[[tuple[int, ...], int], Any]
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Call the factory and try the network on two samples.
 
-        Raises `OptionError` if the factory fails, if what it returns is not a network of
-        parameters without running statistics, or if the outputs have the wrong shape.
+        Raises `OptionError` if the factory fails, if what it returns is not a network with
+        parameters, or if the outputs have the wrong shape.
         """
-        from torch import nn
-
-        from bflcore.models.networks import refuse_running_buffers
-
         try:
             made = self.factory(input_shape, outputs)
         except FAILURES as error:
@@ -62,7 +66,6 @@ class UserModel(Model):
             )
         # A bare linear layer is wrapped, so that its head has a module path.
         network: nn.Module = nn.Sequential(made) if isinstance(made, nn.Linear) else made
-        refuse_running_buffers(network)
         self._try(network, input_shape, outputs)
         return network
 
@@ -72,8 +75,6 @@ class UserModel(Model):
         The attribute ``head`` is a module path, or the head itself. Raises `OptionError` if no
         layer with parameters is there.
         """
-        from torch import nn
-
         declared = getattr(network, "head", None)
         if isinstance(declared, nn.Module) and _trains(declared):
             return "head"
@@ -88,8 +89,6 @@ class UserModel(Model):
         return declared
 
     def _try(self, network: nn.Module, input_shape: tuple[int, ...], outputs: int) -> None:
-        import torch
-
         if not _trains(network):
             raise OptionError(
                 f"model {self.name} has no parameters to learn; register its layers as "
@@ -97,7 +96,7 @@ class UserModel(Model):
             )
         samples = torch.zeros(2, *input_shape, dtype=next(network.parameters()).dtype)
         try:
-            # Dropout draws from the global generator; what it draws here is given back.
+            # Whether it draws random numbers is checked on real samples, by `check_network`.
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 result = network(samples)
         except Exception as error:
@@ -110,7 +109,7 @@ class UserModel(Model):
             given = shape if isinstance(shape, str) else tuple(shape)
             raise OptionError(
                 f"model {self.name} returned {given} for 2 samples of shape {input_shape}; "
-                f"allowed: {(2, outputs)}, one row of outputs a sample"
+                f"allowed: {(2, outputs)}, one row of outputs per sample"
             )
 
     def __reduce__(self) -> tuple[Callable[[str], Model], tuple[str]]:
@@ -120,7 +119,7 @@ class UserModel(Model):
 def load_factory(spec: str) -> Model:
     """Return the model that ``module:factory`` names.
 
-    The module is looked for in the current folder first, then among the installed packages; the
+    The module is searched for in the current folder first, then among the installed packages; the
     folder stays on ``sys.path``, so that worker processes find the module too. Raises
     `OptionError` if there is no such factory.
     """
@@ -133,7 +132,7 @@ def load_factory(spec: str) -> Model:
     found = _find(spec, _import(spec, module_name), path)
 
     class NamedUserModel(UserModel):
-        """Build the network with a factory of the user's."""
+        """Build the network with the user's own factory."""
 
         name = spec
 

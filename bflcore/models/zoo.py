@@ -1,7 +1,4 @@
-"""The models that come with the core: their options, and what data suits them.
-
-The networks themselves are in `bflcore.models.networks`; this module does not import torch.
-"""
+"""The models that come with the core: their options, and the data that they accept."""
 
 from __future__ import annotations
 
@@ -9,11 +6,16 @@ import math
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
+from bflcore.lazy import lazy
 from bflcore.models.base import Model
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bflcore.models import networks
+else:
+    networks = lazy("bflcore.models.networks")
 
 __all__ = ["MLP", "MODELS", "LeNet", "ResNet18", "ResNet20", "TwoCNN", "TwoNN"]
 
@@ -33,10 +35,8 @@ class MLP(Model):
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the perceptron for samples of any shape."""
-        from bflcore.models.networks import Perceptron
-
         inputs = _flattened(self.name, input_shape)
-        return Perceptron(inputs, self.hidden, outputs, self.activation)
+        return networks.Perceptron(inputs, self.hidden, outputs, self.activation)
 
 
 @component
@@ -48,9 +48,8 @@ class TwoNN(Model):
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the perceptron for samples of any shape; 199,210 parameters on MNIST."""
-        from bflcore.models.networks import Perceptron
-
-        return Perceptron(_flattened(self.name, input_shape), (200, 200), outputs, "relu")
+        inputs = _flattened(self.name, input_shape)
+        return networks.Perceptron(inputs, (200, 200), outputs, "relu")
 
 
 @component
@@ -62,9 +61,7 @@ class TwoCNN(Model):
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for images ``[C, H, W]``; 1,663,370 parameters on MNIST."""
-        from bflcore.models import networks
-
-        # Two poolings leave one pixel of four.
+        # Two poolings shrink four pixels to one.
         return networks.TwoCNN(*_image(self.name, input_shape, at_least=4), outputs)
 
 
@@ -76,23 +73,21 @@ class LeNet(Model):
     reference = "LeCun et al. 1998, section II.B"
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build the network for images ``[C, H, W]``; those below 32 pixels are padded by 2."""
-        from bflcore.models import networks
-
+        """Build the network for images ``[C, H, W]``; images below 32 pixels are padded by 2."""
         # Padded by 2, twelve pixels are 12 -> 6 -> 2 -> 1 through the two convolutions.
         return networks.LeNet(*_image(self.name, input_shape, at_least=12), outputs)
 
 
 @component
 class ResNet20(Model):
-    """Residual network of 20 layers for small images, without running statistics."""
+    """Residual network of 20 layers for small images, with group norm."""
 
     name = "resnet20"
     reference = "He et al. 2016, section 4.2; group norm: Wu and He 2018"
     norm: str = option(
         "group",
-        "normalisation; batch-statistics uses those of the batch at hand, also to predict",
-        choices=("group", "batch-statistics", "none"),
+        "normalisation",
+        choices=("group", "none"),
     )
     groups: int = option(8, "groups of group norm; divides 16", at_least=1, at_most=16)
 
@@ -101,8 +96,6 @@ class ResNet20(Model):
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for images ``[C, H, W]``; 269,722 parameters on CIFAR-10."""
-        from bflcore.models import networks
-
         # Two strides leave a quarter of each side, 2x2 of the smallest image.
         channels, _, _ = _image(self.name, input_shape, at_least=8)
         return networks.ResNet20(channels, outputs, self.norm, self.groups)
@@ -124,8 +117,6 @@ class ResNet18(Model):
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for images ``[C, H, W]``; 11,173,962 parameters on CIFAR-10."""
-        from bflcore.models import networks
-
         # Three strides with the small stem, five without: one pixel must be left.
         channels, *sides = _image(self.name, input_shape, at_least=8 if self.small_images else 32)
         small = self.small_images and min(sides) < SMALL_IMAGE
@@ -136,20 +127,20 @@ MODELS: tuple[type[Model], ...] = (MLP, TwoNN, TwoCNN, LeNet, ResNet20, ResNet18
 
 
 def _flattened(model: str, shape: tuple[int, ...]) -> int:
-    """Return the number of inputs in a sample of `shape`; `OptionError` where there is none."""
+    """Return the number of inputs per sample of `shape`. Raises `OptionError` if it is 0."""
     if not shape or math.prod(shape) == 0:
         raise OptionError(
-            f"model {model} needs at least one input a sample, the data has shape {shape}; "
-            "give x as [N, F], one row a sample"
+            f"model {model} needs at least one input per sample; the data has shape {shape}; "
+            "give x as [N, F], one row per sample"
         )
     return math.prod(shape)
 
 
 def _image(model: str, shape: tuple[int, ...], *, at_least: int) -> tuple[int, int, int]:
-    """Return channels, height and width; `OptionError` for a table or an image too small."""
+    """Return channels, height and width. Raises `OptionError` unless it is a large enough image."""
     if len(shape) != 3 or shape[0] < 1:
         raise OptionError(
-            f"model {model} needs images [C, H, W], the data has shape {shape}; choose --model mlp"
+            f"model {model} needs images [C, H, W]; the data has shape {shape}; choose --model mlp"
         )
     channels, height, width = shape
     if min(height, width) < at_least:

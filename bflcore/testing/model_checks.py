@@ -10,7 +10,8 @@ from torch import nn
 
 from bflcore.errors import OptionError
 from bflcore.models.base import Model
-from bflcore.models.networks import refuse_running_buffers
+from bflcore.models.networks import check_network
+from bflcore.options import options_of
 from bflcore.randomness import seeded_globally
 
 __all__ = ["checks_of"]
@@ -23,10 +24,10 @@ OUTPUTS = 3
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of a model."""
-    yield from (gives_an_output_a_class, has_a_head, has_no_running_buffers, repeats_itself)
+    yield from (gives_an_output_per_class, has_a_head, samples_are_independent, repeats_itself)
 
 
-def gives_an_output_a_class(part: Part) -> None:
+def gives_an_output_per_class(part: Part) -> None:
     """The network maps ``[B, *input_shape]`` to ``[B, outputs]``."""
     for shape, network in _networks(part):
         with torch.no_grad():
@@ -44,7 +45,7 @@ def has_a_head(part: Part) -> None:
         modules = dict(network.named_modules())
         if head not in modules:
             raise AssertionError(
-                f"head {head!r} is no module; modules: {', '.join(filter(None, modules))}"
+                f"head {head!r} is not a module; modules: {', '.join(filter(None, modules))}"
             )
         inside, total = (len(list(m.parameters())) for m in (modules[head], network))
         if inside in {0, total}:
@@ -54,15 +55,20 @@ def has_a_head(part: Part) -> None:
             )
 
 
-def has_no_running_buffers(part: Part) -> None:
-    """No batch norm that keeps running statistics: they would be nobody's posterior."""
-    for _, network in _networks(part):
-        refuse_running_buffers(network)
+def samples_are_independent(part: Part) -> None:
+    """An output depends on the parameters and its own sample alone, with every choice of an option.
+
+    No running statistics, no statistics of the batch, no random numbers.
+    """
+    for choice in _choices(part):
+        for shape, network in _built(choice):
+            samples = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+            check_network(network, samples)
 
 
 def repeats_itself(part: Part) -> None:
     """The same seed gives the same initialisation."""
-    for (shape, first), (_, second) in zip(_networks(part), _built(part), strict=True):
+    for (shape, first), (_, second) in zip(_networks(part), _built(part()), strict=True):
         for one, other in zip(first.parameters(), second.parameters(), strict=True):
             if not torch.equal(one, other):
                 raise AssertionError(
@@ -73,16 +79,25 @@ def repeats_itself(part: Part) -> None:
 
 @lru_cache(maxsize=1)  # a part's checks follow each other, and large networks take long to build
 def _networks(part: Part) -> tuple[tuple[tuple[int, ...], nn.Module], ...]:
-    return tuple(_built(part))
+    return tuple(_built(part()))
 
 
-def _built(part: Part) -> Iterator[tuple[tuple[int, ...], nn.Module]]:
+def _choices(part: Part) -> Iterator[Model]:
+    """Yield the model with its defaults, and with every other choice of an option (a norm)."""
+    yield part()
+    for one in options_of(part):
+        for choice in one.allowed.split(" | ") if " | " in one.allowed else ():
+            if choice != one.default:
+                yield part(**{one.name: choice})
+
+
+def _built(model: Model) -> Iterator[tuple[tuple[int, ...], nn.Module]]:
     """Yield a network for every shape that the model accepts."""
     accepted = False
     for shape in SHAPES:
         try:
             with seeded_globally(0, "initialisation"):
-                network = part().network(shape, OUTPUTS)
+                network = model.network(shape, OUTPUTS)
         except OptionError:
             continue
         accepted = True

@@ -15,8 +15,8 @@ from bflcore.models.networks import (
     Residual,
     ResNet20,
     TwoCNN,
+    check_network,
     last_linear,
-    refuse_running_buffers,
 )
 
 GROUPS = 4
@@ -154,17 +154,14 @@ def test_convolutions_have_a_bias_only_where_no_norm_follows():
 
     assert biases("none") == [True, True]
     assert biases("group") == [False, False]
-    assert biases("batch-statistics") == [False, False]
 
 
-def test_only_batch_statistics_let_one_sample_change_another():
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_no_norm_lets_one_sample_change_another(norm):
     x = samples(3, 8, 8)
-    differs = {}
-    for norm in ("group", "none", "batch-statistics"):
-        network, _ = scattered(ResNet20(3, 4, norm, GROUPS))
-        with torch.no_grad():
-            differs[norm] = not torch.allclose(network(x)[:2], network(x[:2]), atol=1e-9)
-    assert differs == {"group": False, "none": False, "batch-statistics": True}
+    network, _ = scattered(ResNet20(3, 4, norm, GROUPS))
+    with torch.no_grad():
+        torch.testing.assert_close(network(x)[:2], network(x[:2]), atol=1e-9, rtol=0)
 
 
 def test_the_last_linear_layer_is_the_one_registered_last():
@@ -183,6 +180,14 @@ def test_a_network_without_a_linear_layer_inside_has_no_default_head(network):
         last_linear(network)
 
 
+def refusal(network, shape=(3,)):
+    with pytest.raises(OptionError) as refused:
+        check_network(network, torch.randn(2, *shape))
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -192,25 +197,51 @@ def test_a_network_without_a_linear_layer_inside_has_no_default_head(network):
     ],
 )
 def test_running_statistics_are_refused_with_the_layer_and_the_fix(layer):
-    network = nn.Sequential(nn.Linear(3, 3), nn.Sequential(layer))
-    with pytest.raises(OptionError) as refused:
-        refuse_running_buffers(network)
-    message = str(refused.value)
-    assert "\n" not in message
+    message = refusal(nn.Sequential(nn.Linear(3, 3), nn.Sequential(layer)))
     assert f"layer 1.0 ({type(layer).__name__})" in message
     assert "nn.GroupNorm" in message
-    assert "track_running_stats=False" in message
 
 
-def test_layers_without_running_statistics_are_welcome():
-    constant = nn.Module()
+def test_statistics_of_the_batch_are_refused_with_the_layer_and_the_fix():
+    norm = nn.BatchNorm1d(3, track_running_stats=False)
+    message = refusal(nn.Sequential(nn.Linear(3, 3), norm))
+    assert "layer 1 (BatchNorm1d)" in message
+    assert "nn.GroupNorm" in message
+
+
+class Functional(nn.Module):
+    """Dropout that no layer declares."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.head(x), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("network", "where"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.3)), "layer 1 (Dropout)"),
+        (nn.Sequential(nn.RReLU()), "layer 0 (RReLU)"),
+        (Functional(), "draws random numbers when it predicts, so"),
+    ],
+)
+def test_random_numbers_in_the_forward_pass_are_refused_with_the_layer_and_the_fix(network, where):
+    message = refusal(network)
+    assert where in message
+    assert "mc-dropout" in message
+
+
+def test_dropout_that_never_drops_is_accepted():
+    check_network(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), torch.randn(2, 3))
+
+
+def test_layers_of_one_sample_alone_are_accepted():
+    constant = nn.Identity()
     constant.register_buffer("positions", torch.arange(3))
-    refuse_running_buffers(
-        nn.Sequential(
-            nn.BatchNorm2d(3, track_running_stats=False),
-            nn.GroupNorm(1, 3),
-            nn.LayerNorm(3),
-            nn.InstanceNorm2d(3),
-            constant,
-        )
+    check_network(
+        nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm([3, 4, 4]), nn.InstanceNorm2d(3), constant),
+        torch.randn(2, 3, 4, 4),
     )

@@ -232,8 +232,3 @@ def test_a_factory_must_be_callable():
 def test_a_factory_that_makes_no_fitting_network_gives_the_cause(factory, reason):
     message = refusal(lambda: load_factory(f"mynets:{factory}").network((4,), 2))
     assert message.startswith(f"model mynets:{factory} {reason}")
-
-
-def test_running_statistics_of_a_user_network_are_refused():
-    message = refusal(lambda: load_factory("mynets:running").network((4,), 2))
-    assert "running statistics in layer 4 (BatchNorm1d)" in message

@@ -10,9 +10,9 @@ from bflcore.models import TwoNN
 from bflcore.models.base import Model
 from bflcore.testing import model_checks
 
-OUTPUTS = "gives an output a class"
+OUTPUTS = "gives an output per class"
 HEAD = "has a head"
-BUFFERS = "has no running buffers"
+ALONE = "samples are independent"
 REPEATS = "repeats itself"
 
 
@@ -37,6 +37,10 @@ def drawn_elsewhere(self):
     return (layer,)
 
 
+def batch_norm(self):
+    return nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)
+
+
 def one_output(self, input_shape, outputs):
     return Flat.network(self, input_shape, 1)
 
@@ -50,9 +54,11 @@ WRONG = [
     (wrong(Flat, "Names no module", head=lambda self, network: "head"), {HEAD}),
     (wrong(Flat, "Names a module without parameters", head=lambda self, network: "1"), {HEAD}),
     (wrong(Flat, "Names the whole network", head=lambda self, network: ""), {HEAD}),
-    (wrong(Flat, "Keeps statistics", hidden=lambda self: (nn.BatchNorm1d(4),)), {BUFFERS}),
+    (wrong(Flat, "Keeps statistics", hidden=lambda self: (nn.BatchNorm1d(4),)), {ALONE}),
+    (wrong(Flat, "Drops units", hidden=lambda self: (nn.Linear(4, 4), nn.Dropout(0.5))), {ALONE}),
+    (wrong(Flat, "Normalises over the batch", hidden=batch_norm), {ALONE}),
     (wrong(Flat, "Draws from elsewhere", hidden=drawn_elsewhere), {REPEATS}),
-    (wrong(Flat, "Accepts nothing", network=refuse), {OUTPUTS, HEAD, BUFFERS, REPEATS}),
+    (wrong(Flat, "Accepts nothing", network=refuse), {OUTPUTS, HEAD, ALONE, REPEATS}),
 ]
 
 
@@ -73,4 +79,4 @@ def test_every_check_has_a_model_that_fails_it():
 
 def test_the_reason_lists_the_modules_there_are():
     (part,) = (part for part, _ in WRONG if part.summary() == "Names no module.")
-    assert reasons(part)[HEAD] == "head 'head' is no module; modules: 0, 1, 2"
+    assert reasons(part)[HEAD] == "head 'head' is not a module; modules: 0, 1, 2"

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from bflcore.errors import OptionError
 from bflcore.models import MLP, MODELS, LeNet, ResNet18, ResNet20, TwoCNN, TwoNN
-from bflcore.models.networks import refuse_running_buffers
+from bflcore.models.networks import check_network
 from bflcore.options import build
 
 # The smallest image that each model takes keeps the tests short.
@@ -25,7 +25,6 @@ SMALL = {
     "lenet-32": (LeNet(), (3, 32, 32)),
     "resnet20": (ResNet20(), (1, 8, 8)),
     "resnet20-none": (ResNet20(norm="none"), (1, 8, 8)),
-    "resnet20-batch": (ResNet20(norm="batch-statistics"), (3, 8, 8)),
     "resnet18": (ResNet18(), (1, 8, 8)),
     "resnet18-stem": (ResNet18(small_images=False), (3, 32, 32)),
 }
@@ -63,7 +62,6 @@ def count(build, *arguments, **options):
         (LeNet(), (1, 32, 32), 10, 61_706),
         (LeNet(), (3, 32, 32), 10, 62_006),
         (ResNet20(), (3, 32, 32), 10, 269_722),  # He et al. 2016, table 6: 0.27 M
-        (ResNet20(norm="batch-statistics"), (3, 32, 32), 10, 269_722),
         (ResNet20(norm="none"), (3, 32, 32), 10, 269_034),  # 688 shifts, but no scales
     ],
 )
@@ -146,7 +144,7 @@ def test_the_head_is_the_layer_that_makes_the_outputs(which):
 @each
 def test_nothing_but_parameters_is_learned_and_training_mode_changes_nothing(which):
     network = built(which)
-    refuse_running_buffers(network)
+    check_network(network, samples(which, 2))
     assert not list(network.buffers())
     assert not any(getattr(layer, "inplace", False) for layer in network.modules())
     x = samples(which, 2)
@@ -162,7 +160,7 @@ def test_image_models_refuse_what_is_no_image(model, shape):
     with pytest.raises(OptionError) as refused:
         model.network(shape, 2)
     assert str(refused.value) == (
-        f"model {model.name} needs images [C, H, W], the data has shape {shape}; choose --model mlp"
+        f"model {model.name} needs images [C, H, W]; the data has shape {shape}; choose --model mlp"
     )
 
 
