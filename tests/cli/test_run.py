@@ -213,7 +213,7 @@ MISTAKES = {
     "nan": (("run", "fedavg", "--lr", "nan"), "inference.lr: nan is not allowed"),
     "too-many": (
         ("run", "fedavg", "--data", "digits", "--clients", "2000"),
-        "--clients: 2000 are more than the 1797 samples",
+        "--clients: 2000 exceeds the 1797 samples",
     ),
     "novel": (("run", "fedavg", "--clients", "3", "--novel-clients", "3"), "leave none to train"),
     "cohort": (("run", "fedavg", "--clients", "3", "--cohort", "4"), "at most 3"),

@@ -73,7 +73,7 @@ def test_natural_follows_the_owners():
     owner = np.repeat([7, 3, 5], [50, 100, 50])
     shares = Natural().assign(dataset(client=owner), 2, rng())
     assert [set(owner[s]) for s in shares] == [{3}, {5}]
-    with pytest.raises(DataError, match="more than the 3 owners"):
+    with pytest.raises(DataError, match="exceeds the 3 owners"):
         Natural().assign(dataset(client=owner), 4, rng())
     with pytest.raises(DataError, match="has none"):
         Natural().assign(dataset(), 2, rng())
@@ -161,7 +161,7 @@ def test_a_client_without_samples_is_refused_by_name():
 
 
 def test_more_clients_than_samples_are_refused():
-    with pytest.raises(DataError, match="--clients: 201 are more than the 200 samples"):
+    with pytest.raises(DataError, match="--clients: 201 exceeds the 200 samples"):
         divide(dataset(), IID(), 201, rng())
 
 

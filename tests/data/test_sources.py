@@ -46,8 +46,8 @@ def test_idx_files_are_read_plain_and_gzipped(tmp_path, packed):
         (idx(IMAGES)[:-1], "truncated"),
         (idx(IMAGES)[:9], "truncated"),
         (idx(IMAGES) + b"x", "truncated or padded"),
-        (idx(IMAGES, b"\0\0\x0d"), "no idx file"),
-        (b"", "no idx file"),
+        (idx(IMAGES, b"\0\0\x0d"), "not an idx file"),
+        (b"", "not an idx file"),
     ],
 )
 def test_damaged_idx_files_are_named(tmp_path, raw, reason):

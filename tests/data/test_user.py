@@ -50,11 +50,11 @@ NAN[4, 1] = np.nan
         ({"x": X, "y": np.zeros(6, int)}, "a single class"),
         ({"x": X, "y": Y, "client": Y[:3]}, "client has 3"),
         ({"x": X, "y": Y, "client": Y / 2}, "client must be a vector of integers"),
-        ({"x": X, "y": Y, "x_test": X}, "come together"),
-        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "must agree"),
-        ({"x": X, "y": X, "x_test": X, "y_test": X[:, :1]}, "samples of y .* must agree"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y is of type int64, y_test of float64"),
-        ({"x": X.astype("u1"), "y": Y, "x_test": X, "y_test": Y}, "x is of type uint8, x_test"),
+        ({"x": X, "y": Y, "x_test": X}, "one of x_test and y_test is missing"),
+        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "both must be the same"),
+        ({"x": X, "y": X, "x_test": X, "y_test": X[:, :1]}, "samples of y .* both must be the same"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y has type int64, y_test has float64"),
+        ({"x": X.astype("u1"), "y": Y, "x_test": X, "y_test": Y}, "x has type uint8, x_test"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),
         ({"x": X[:, :0], "y": Y}, "x is empty"),
         ({"x": np.float64(1), "y": Y}, "x is empty"),
@@ -94,5 +94,5 @@ def test_a_member_that_is_no_array_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
         archive.writestr("x", b"hello")
         archive.writestr("y", b"hello")
-    with pytest.raises(DataError, match="x is no array"):
+    with pytest.raises(DataError, match="x is not an array"):
         load_npz(tmp_path / "own.npz")
