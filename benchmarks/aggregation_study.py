@@ -243,8 +243,8 @@ def table(curves: Curves, setting: str, division: str) -> str:
     single rounds of a pathological division jump. The range is that of the seeds' late accuracies.
     """
     early, late = EARLY[setting]
-    first = f"accuracy to round {early}"
-    columns = ("rule", first, "late", "range", "NLL late", "ECE early", "late")
+    first = f"early accuracy (to round {early})"
+    columns = ("rule", first, "late accuracy", "range", "late NLL", "early ECE", "late ECE")
     lines = [f"{setting}, {division}", "", f"| {' | '.join(columns)} |", "|---" * 7 + "|"]
     for rule in (rule for s, d, rule in curves if (s, d) == (setting, division)):
         rounds, figures = curves[setting, division, rule]

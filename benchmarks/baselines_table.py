@@ -2,8 +2,8 @@
 
     python benchmarks/baselines_table.py [--only NAME ...] [--seeds N ...] [--jobs N]
 
-Every cell is a `bfl run` of its own, `--jobs` of them at a time. docs/results/baselines.md and the
-last columns of the table in plugins/baselines/README.md are written after each.
+Every row is a `bfl run` of its own, `--jobs` of them at a time. docs/results/baselines.md is
+written after each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "baselines.md"
-README = ROOT / "plugins" / "baselines" / "README.md"
 ROUNDS = 40
 PROTOCOL = (
     "--data fashion-mnist --partition labels:5 --clients 10 --train-per-class 50 "
@@ -131,25 +130,39 @@ def show(value: float | None, places: int = 2) -> str:
 
 
 def write(runs: Path, seeds: list[int]) -> None:
-    """Write the table of what is finished, and its figures into the README's table."""
+    """Write the results page from the runs that are finished."""
     found = {method: figures(runs, method, seeds) for method in PAPERS}
     names = ("accuracy", "std", "global", "ece", "brier", "seconds")
     rows = []
     for method, of in found.items():
         ours = [show(of.get(name), 4 if name == "brier" else 2) for name in names]
         rows.append(" | ".join([method, *ours, *map(show, PAPERS[method])]))
+    which = "seed" if len(seeds) == 1 else "the means over seeds"
     lines = [
         f"# The baselines on Fashion-MNIST small after {ROUNDS} rounds",
         "",
-        f"`python benchmarks/baselines_table.py`; every cell is `bfl run METHOD {PROTOCOL}`.",
-        "`fedavg` is trained by gradient descent (`--lr 0.1 -o inference.optimiser=sgd`) and, as",
-        f"`fedavg-adam`, by its default. Last round; means over seeds {str(seeds)[1:-1]}.",
-        "Percent, but for Brier's score and seconds. accuracy: mean over clients of the model that",
-        "each predicts with; std over clients; global: the server's model on all test samples; ece",
-        "pooled, 10 bins; seconds of one process, on a machine that may have been busy. The papers",
-        "train 800 rounds; BPFed prints the best of them on test data.",
+        "```",
+        "python benchmarks/baselines_table.py",
+        "```",
         "",
-        f"| method | {' | '.join(names)} | FedSI's accuracy | BPFed's | FedSI's ECE | BPFed's |",
+        "Each row is the result of",
+        f"`bfl run METHOD {PROTOCOL}`.",
+        "`fedavg` is trained by gradient descent (`--lr 0.1 -o inference.optimiser=sgd`), and",
+        "`fedavg-adam` is the same method with its defaults. All values are those of the last",
+        f"round, for {which} {str(seeds)[1:-1]}, in per cent except for Brier's score and seconds:",
+        "",
+        "* *accuracy* is the mean over clients of the accuracy of the model with which each client",
+        "  predicts, and *std* its standard deviation over clients;",
+        "* *global accuracy* is the accuracy of the server's model on all test samples;",
+        "* *ECE* is pooled, in 10 bins;",
+        "* *seconds* are those of one process, on a machine that may have been busy.",
+        "",
+        "The papers train for 800 rounds; BPFed prints the best of them on test data.",
+        "",
+        (
+            "| method | accuracy | std | global accuracy | ECE | Brier | seconds "
+            "| FedSI's accuracy | BPFed's accuracy | FedSI's ECE | BPFed's ECE |"
+        ),
         "|---|" + "---|" * 10,
         *(f"| {row} |" for row in rows),
         "",
@@ -158,8 +171,6 @@ def write(runs: Path, seeds: list[int]) -> None:
     ]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text("\n".join(lines), encoding="utf-8")
-    text = README.read_text(encoding="utf-8").splitlines()
-    README.write_text("\n".join(filled(line, found) for line in text) + "\n", encoding="utf-8")
 
 
 def orderings(found: dict[str, dict[str, float]]) -> list[str]:
@@ -173,23 +184,8 @@ def orderings(found: dict[str, dict[str, float]]) -> list[str]:
     above = [m for m in found if m != "centralised" and found[m].get("global", 0) >= most]
     return [
         f"Personalised methods not above `fedavg`: {', '.join(below) or 'none'}.",
-        f"Methods not below `centralised` on the global test: {', '.join(above) or 'none'}.",
+        f"Methods not below `centralised` in global accuracy: {', '.join(above) or 'none'}.",
     ]
-
-
-def filled(line: str, found: dict[str, dict[str, float]]) -> str:
-    """Return a line of the README, the last four cells of a measured method's row replaced."""
-    method = line.removeprefix("| `").partition("`")[0]
-    of = found.get(method) if line.startswith("| `") else None
-    if not of:
-        return line
-    fedsi, bpfed, fedsi_ece, bpfed_ece = PAPERS[method]
-    printed = [
-        " / ".join(filter(None, (show(accuracy), show(ece, 1))))
-        for accuracy, ece in ((fedsi, fedsi_ece), (bpfed, bpfed_ece))
-    ]
-    cells = [cell.strip() for cell in line.split("|")[1:6]]
-    return "| " + " | ".join([*cells, show(of["accuracy"]), show(of["ece"]), *printed]) + " |"
 
 
 if __name__ == "__main__":

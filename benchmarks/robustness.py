@@ -39,8 +39,8 @@ CELLS: dict[str, tuple[dict[str, object], dict[str, object], bool]] = {
     "two adversaries, median": (MEDIAN, {}, True),
     "two adversaries, trimmed mean that cuts 10 % on each side": (TOO_LITTLE, {}, True),
     "clean, median": (MEDIAN, {}, False),
-    "two adversaries, trimmed mean that cuts 20 %": (TRIMMED, {}, True),
-    "clean, trimmed mean that cuts 20 %": (TRIMMED, {}, False),
+    "two adversaries, trimmed mean that cuts 20 % on each side": (TRIMMED, {}, True),
+    "clean, trimmed mean that cuts 20 % on each side": (TRIMMED, {}, False),
 }
 
 
@@ -112,13 +112,18 @@ def main() -> None:
 
 HEAD = """# Faults and adversaries
 
-`python benchmarks/robustness.py --rounds {rounds} --seed {seed}`: `bpfed` on mnist5k, ten clients
-of five classes, 50 training samples a class; accuracy is the clients' mean, in per cent, with the
-difference to the clean run; ECE pooled; *refused* counts results kept out of their rounds. An
-adversary's posterior is well formed, but its mean is minus ten times what it learned. A trimmed
-mean must cut at least the adversaries' share; the default cuts 10 %.
+```
+python benchmarks/robustness.py --rounds {rounds} --seed {seed}
+```
 
-| | accuracy | difference | ECE | refused |
+The method is `bpfed` on mnist5k, with ten clients of five classes each and 50 training samples per
+class. Accuracy is the mean over clients in per cent, shown with its difference from the clean run.
+ECE is pooled. *Left out* counts the client results that are missing from their rounds, because the
+client dropped out or its result was rejected. An adversary sends a well-formed posterior whose mean
+is minus ten times the one it learned. A trimmed mean must cut at least the fraction of clients that
+are adversaries; by default it cuts 10 % on each side.
+
+| setting | accuracy | difference | ECE | left out |
 |---|---|---|---|---|
 """
 

@@ -96,7 +96,10 @@ def over(values: Iterable[float], digits: int = 4) -> str:
 def split_table(root: Path, data: str) -> list[str]:
     """Return the rows of a pathological split."""
     lines = [
-        "| | seeds | accuracy | std over clients | ECE (pooled) | oracle | curve, ends |",
+        (
+            "| method | seeds | accuracy | std over clients | ECE (pooled) | oracle accuracy "
+            "| accuracy at lambda 0 and 1 |"
+        ),
         "|---" * 7 + "|",
     ]
     for name in METHODS:
@@ -122,13 +125,13 @@ def split_table(root: Path, data: str) -> list[str]:
 
 def noise_table(root: Path) -> list[str]:
     """Return one row a method, one column a cell: ECE, accuracy."""
-    lines = ["| ECE / accuracy | " + " | ".join(CELLS) + " |", "|---" * (len(CELLS) + 1) + "|"]
+    lines = ["| method | " + " | ".join(CELLS) + " |", "|---" * (len(CELLS) + 1) + "|"]
     for name in NOISY:
         cells = []
         for cell in CELLS:
             found = finished(root, f"{cell}/{name}").values()
             keys = ("personal.ece", "personal.accuracy")
-            texts = (over((one[key]["pooled"] for one in found), 3) for key in keys)
+            texts = (over(one[key]["pooled"] for one in found) for key in keys)
             cells.append(" / ".join(texts) if found else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
@@ -136,21 +139,31 @@ def noise_table(root: Path) -> list[str]:
 
 def page(root: Path) -> str:
     """Return the page of results so far."""
-    lines = ["# SuPerFed: results", "", "Written by `benchmarks/superfed_tables.py`."]
+    lines = [
+        "# SuPerFed: results",
+        "",
+        "```",
+        "python benchmarks/superfed_tables.py",
+        "```",
+        "",
+        "This script trains the models and writes this page. The individual runs are listed under",
+        "[Commands](#commands).",
+    ]
     for data in SPLITS:
         if any(finished(root, f"{data}/{name}") for name in METHODS):
             lines += ["", f"## Pathological split, {data}", "", *split_table(root, data)]
     lines += [
         "",
-        "Mean over seeds ± standard deviation over seeds; std over clients: the mean over seeds of",
-        "the standard deviation over clients. *oracle*: each client's lambda of best accuracy on",
-        "its test samples, a bound and no result. *curve, ends*: accuracy at lambda 0 and 1.",
+        "Values are means over seeds ± standard deviations over seeds. *Std over clients* is the",
+        "mean over seeds of the standard deviation over clients. ECE has 15 bins. *Oracle",
+        "accuracy* chooses, for each client, the lambda with the best accuracy on its test",
+        "samples: an upper bound, not a result to report.",
         "",
         "## Label noise",
         "",
-        *noise_table(root),
+        "Each cell shows ECE / accuracy, pooled over all clients' samples:",
         "",
-        "Figures pool all clients' samples.",
+        *noise_table(root),
         "",
         "## Along the segment, mnist5k, seed 0",
         "",
