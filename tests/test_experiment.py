@@ -4,18 +4,18 @@ import pytest
 
 from bflcore import FedAvg, OptionError
 from bflcore.experiments.resolve import resolve
-from bflcore.registry.loading import Distribution, Registry, load_registry
+from bflcore.registry.loading import Plugin, Registry, load_registry
 
 
 def with_method(**members):
     """Return the installed components and a method with these class members."""
     found = Registry()
     loaded = load_registry()
-    for distribution in loaded.distributions:
+    for distribution in loaded.plugins:
         parts = [(kind, loaded.get(kind, name)) for kind, name in distribution.components]
         found.add(distribution, parts)
     method = type("Mine", (FedAvg,), {"name": "mine", "__doc__": "Mine.", **members})
-    found.add(Distribution("under test", "0", "tests"), [("method", method)])
+    found.add(Plugin("under test", "0", "tests"), [("method", method)])
     return found
 
 

@@ -57,7 +57,7 @@ def test_the_core_implements_hooks_with_no_name_of_its_own():
     implemented = {name for name in vars(builtin) if name.startswith("bfl_")}
     assert implemented <= set(SPECS)
     registry = read_plugins(builtin)
-    core = registry.distributions[0]
+    core = registry.plugins[0]
     assert core.name == "bflcore"
     assert {kind for kind, _ in core.components} == {
         kind for kind, hook in HOOKS.items() if hook in implemented

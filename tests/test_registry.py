@@ -46,13 +46,13 @@ def install(tmp_path, monkeypatch):
 
 
 def state_of(registry, name):
-    return next(d for d in registry.distributions if d.name == name)
+    return next(d for d in registry.plugins if d.name == name)
 
 
 def test_a_healthy_plugin_is_found_by_name_with_its_distribution(install):
     install("bfl-aa-mine", HEALTHY.format(name="mine"))
     registry = read_plugins(builtin)
-    assert registry.get("method", "mine").summary() == "Do it my way."
+    assert registry.methods["mine"].summary() == "Do it my way."
     assert registry.owner("method", "mine") == "bfl-aa-mine"
     assert state_of(registry, "bfl-aa-mine").components == (("method", "mine"),)
 
@@ -119,8 +119,8 @@ def test_a_broken_plugin_is_blamed_and_leaves_nothing_behind(install, how):
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(broken.reason)
     assert state_of(registry, "bfl-cc-fine").state == "ok"
-    assert {part.name for part in registry.all("method")} >= {"fine", "fedavg"}
-    assert "half" not in {part.name for part in registry.all("method")}
+    assert {part.name for part in registry.methods.values()} >= {"fine", "fedavg"}
+    assert "half" not in {part.name for part in registry.methods.values()}
 
 
 def test_metadata_that_ask_for_another_core_mark_the_plugin_broken(install):
@@ -146,7 +146,7 @@ def test_a_plugin_without_metadata_stops_nobody(install, tmp_path):
     (tmp_path / "bfl_dd_bare-1.2.dist-info" / "METADATA").unlink()
     registry = read_plugins(builtin)
     assert state_of(registry, "bfl_dd_bare").version == "?"
-    assert {part.name for part in registry.all("method")} >= {"bare", "fine"}
+    assert {part.name for part in registry.methods.values()} >= {"bare", "fine"}
 
 
 def test_malformed_entry_points_break_their_own_distribution_alone(install, tmp_path):
@@ -156,7 +156,7 @@ def test_malformed_entry_points_break_their_own_distribution_alone(install, tmp_
     entries.write_text("[bfl]\na line that is no entry\n")
     registry = read_plugins(builtin)
     assert "entry_points.txt is malformed" in state_of(registry, "bfl-dd-garbled").reason
-    assert registry.get("method", "fine")
+    assert registry.methods["fine"]
 
 
 def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
@@ -168,7 +168,7 @@ def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
     (shadowed / "METADATA").write_text("Metadata-Version: 2.1\nName: bfl_aa.mine\nVersion: 0.9\n")
     (shadowed / "entry_points.txt").write_text("[bfl]\nmine = bfl_aa_mine\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(shadowed.parent)])
-    found = [d for d in read_plugins(builtin).distributions if d.module == "bfl_aa_mine"]
+    found = [d for d in read_plugins(builtin).plugins if d.module == "bfl_aa_mine"]
     assert [(d.version, d.state) for d in found] == [("1.2", "ok")]
 
 
@@ -190,14 +190,14 @@ def test_strict_mode_raises(install, monkeypatch):
 def test_an_unknown_name_is_answered_with_the_nearest():
     registry = read_plugins(builtin)
     with pytest.raises(OptionError, match=r"unknown method 'fedagv' \(did you mean fedavg\?\)"):
-        registry.get("method", "fedagv")
+        registry.methods["fedagv"]
     with pytest.raises(OptionError, match="unknown kind 'metod'"):
         registry.all("metod")
 
 
 def test_an_alias_finds_the_part():
     registry = read_plugins(builtin)
-    assert registry.get("aggregator", "nwa") is registry.get("aggregator", "average")
+    assert registry.aggregators["nwa"] is registry.aggregators["average"]
 
 
 def test_the_command_line_names_broken_plugins_exits_0_and_never_imports_torch(tmp_path, install):

@@ -114,7 +114,7 @@ def test_meta_learning_without_a_step_is_fedavg_on_half_batches():
 def test_clients_smaller_than_a_batch_train_on_their_samples(method, sizes):
     from bflcore.registry.loading import load_registry
 
-    kind = load_registry().get("inference", method.inference)
+    kind = load_registry().inferences[method.inference]
     of = problem(sizes=sizes, sharing=method.share)
     inference = kind(local_epochs=2, batch_size=50, lr=0.05)
     start = first_broadcast(inference, of)
