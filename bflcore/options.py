@@ -36,6 +36,7 @@ __all__ = [
     "Option",
     "as_dict",
     "build",
+    "canonical",
     "changed",
     "component",
     "evolve",
@@ -165,33 +166,42 @@ def option(
     return field
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+# `option` is not named as a field specifier: type checkers would not see its positional default.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[C]) -> type[C]:
     """Make a class a component: a frozen attrs class with keyword-only options.
 
     Its constructor raises `OptionError` for an unknown option, with the nearest name.
     """
-    made = attrs.frozen(kw_only=True)(cls)
-    fields = attrs.fields(made)  # type: ignore[arg-type]  # mypy does not see that it has some
+    made: Any = attrs.frozen(kw_only=True)(cls)
+    fields = attrs.fields(made)
     names = {field.name for field in fields}
     aliases = {alias: f.name for f in fields for alias in f.metadata.get("aliases", ())}
     initialise = made.__init__
 
     @functools.wraps(initialise)
     def checked(self: C, **options: Any) -> None:
-        options = _canonical(options, aliases)
+        options = _renamed(options, aliases)
         for name in options:
             if name not in names:
                 called = getattr(cls, "name", cls.__name__)
                 raise unknown(f"option of {cls.kind} {called}:", name, names)
         initialise(self, **options)
 
-    made.__init__ = checked  # type: ignore[method-assign]
-    return made
+    made.__init__ = checked
+    final: type[C] = made
+    return final
 
 
-def _canonical(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Replace aliases by names. Raises `OptionError` where both are given."""
+def canonical(cls: type[Component], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values under the options' names, aliases replaced.
+
+    Raises `OptionError` where an alias and its name are both given.
+    """
+    return _renamed(values, {alias: o.name for o in options_of(cls) for alias in o.aliases})
+
+
+def _renamed(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     for alias in values:
         if alias in aliases and aliases[alias] in values:
             raise OptionError(f"{alias}: {aliases[alias]} is given, too, which means the same")
@@ -210,9 +220,14 @@ def changed(part: Component) -> dict[str, object]:
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
-@functools.cache
 def options_of(cls: type[Component]) -> tuple[Option, ...]:
     """Return the options that a component class declares, in order."""
+    hashable: Any = cls  # which mypy does not see
+    return _options_of(hashable)
+
+
+@functools.cache
+def _options_of(cls: Any) -> tuple[Option, ...]:
     if not attrs.has(cls):
         return ()
     declared = [field for field in attrs.fields(cls) if "help" in field.metadata]
@@ -245,11 +260,9 @@ def build(cls: type[C], values: Mapping[str, object], where: str) -> C:
     `where` prefixes the names in errors (``inference.kl_weight``; see `label`). Raises
     `OptionError` for an unknown key, a value of the wrong type, or one outside the bounds.
     """
-    known = {declared.name: declared for declared in options_of(cls)}
-    aliases = {alias: declared.name for declared in known.values() for alias in declared.aliases}
     typed = {
         key: _structure(value, find_option(cls, key, where), where)
-        for key, value in _canonical(values, aliases).items()
+        for key, value in canonical(cls, values).items()
     }
     try:
         return cls(**typed)

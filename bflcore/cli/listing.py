@@ -82,7 +82,7 @@ def show(kind: str, name: str, as_json: bool) -> None:
         "reference": component.reference,
         "description": inspect.cleandoc(component.__doc__ or ""),
         "options": [_option(option) for option in options_of(component)],
-        **(_recipe(component) if kind == "method" else {}),
+        **(_recipe(registry.methods[name]) if kind == "method" else {}),
     }
     if as_json:
         click.echo(json.dumps(facts, indent=2))
@@ -92,7 +92,7 @@ def show(kind: str, name: str, as_json: bool) -> None:
     if component.reference:
         click.echo(f"Reference: {component.reference}\n")
     if kind == "method":
-        click.echo("\n".join(columns(_recipe_rows(component))))
+        click.echo("\n".join(columns(_recipe_rows(registry.methods[name]))))
     for option in options_of(component):
         allowed = f" [{option.allowed}]" if option.allowed else ""
         prefix = "--" if kind == "settings" else f"{kind}."

@@ -51,7 +51,7 @@ QUIET = click.option("--quiet", is_flag=True, help="print nothing but errors")
 JSON = click.option("--json", "as_json", is_flag=True, help="print summary.json at the end")
 
 
-class OptionValue(click.ParamType):
+class OptionValue(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only
     """The values of one option, read from text by the option's type."""
 
     name = "value"

@@ -19,6 +19,7 @@ from bflcore.options import (
     Component,
     as_dict,
     build,
+    canonical,
     evolve,
     label,
     options_of,
@@ -173,21 +174,21 @@ def _part(
 ) -> Component | None:
     """Return a part: the method's options hold for its own choice, the file's for the file's."""
     table, given = _table(file, kind), dict(flags.get(kind, {}))
-    name = given.pop("name", None) or table.get("name")
+    of_file = table.pop("name", None)
+    name = given.pop("name", None) or of_file
     cls = _class_of_part(registry, recipe, kind, name)
     if cls is None:
-        if options := [key for key in {**table, **given} if key != "name"]:
+        for key in table | given:
             raise OptionError(
-                f"{label(kind, options[0])}: no {kind} is chosen; add --{kind} NAME "
+                f"{label(kind, key)}: no {kind} is chosen; add --{kind} NAME "
                 f"(bfl list {kind} shows the names)"
             )
         return None
     preset: Component | None = getattr(recipe, kind)
     values = _options(preset) if type(preset) is cls and preset is not None else {}
-    of_file = table.pop("name", None)
     if of_file is None or _class_of_part(registry, recipe, kind, of_file) is cls:
-        values |= table
-    values |= given
+        values |= canonical(cls, table)
+    values |= canonical(cls, given)
     if kind == "model" and ":" in cls.name:
         return _own_model(cls.name, values)
     return build(cls, values, kind)
@@ -239,7 +240,7 @@ def _of_data(
         return None
     flag = f"--{kind.setting.replace('_', '-')}"
     values = _options(parse_spec(cls, text, flag)) if ":" in text else {}
-    return build(cls, values | table | given, kind.name)
+    return build(cls, values | canonical(cls, table) | canonical(cls, given), kind.name)
 
 
 def _class_of_data(registry: Registry, kind: Kind, text: str | None) -> type[Component] | None:
