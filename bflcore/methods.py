@@ -84,9 +84,10 @@ def _check(method: type[Method]) -> None:
             _check_part(kind, own[kind.name])
     if "name" in own and not hasattr(method, "inference"):
         raise OptionError("inference is missing; add inference = Map() or another one")
-    _check_settings({**method.settings, "share": method.share})
     if "share" in method.settings:
         raise OptionError(f'settings: write share = "{method.settings["share"]}" beside them')
+    if "share" in own or "settings" in own:
+        _check_settings({**method.settings, "share": method.share})
 
 
 def _check_part(kind: Kind, part: object) -> None:

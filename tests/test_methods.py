@@ -53,7 +53,7 @@ MISTAKES = {
     "setting-of-a-part": ({"settings": {"inference.lr": 5}}, "unknown setting 'inference.lr'"),
     "value": ({"settings": {"rounds": 0}}, "settings.rounds: 0 is not allowed; allowed: at least"),
     "type": ({"settings": {"clients": "3"}}, "settings.clients: '3' is not allowed; allowed: int"),
-    "twice": ({"settings": {"share": "body"}}, 'write share = "body" beside'),
+    "twice": ({"settings": {"share": "body"}}, 'settings: write share = "body" beside'),
 }
 
 

@@ -120,14 +120,17 @@ def test_what_would_have_no_effect_is_refused(table, said):
 
 def test_a_stored_experiment_resolves_to_itself():
     file = {
-        "data": {"data": "synthetic", "partition": "dirichlet:0.3", "label_noise": "pair:0.2"},
+        "data": {"data": "synthetic", "partition": "labels:3", "label_noise": "pair:0.2"},
         "dataset": {"owners": 4},
         "likelihood": {"name": "categorical"},
         "log": ["csv"],
     }
     for method in load_registry().methods:
         experiment = resolve(load_registry(), method, file, {})
-        assert resolve(load_registry(), method, experiment.as_toml(), {}) == experiment
+        again = resolve(load_registry(), method, experiment.as_toml(), {})
+        assert again.as_toml() == experiment.as_toml()
+        assert list(again.components()) == list(experiment.components())
+        assert again.run == experiment.run
 
 
 def test_an_experiment_has_a_field_for_every_kind_that_has_options():
