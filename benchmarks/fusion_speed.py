@@ -27,7 +27,7 @@ ORDER_STATISTICS = "none: it sorts"
 def main() -> None:
     """Print a line of memory a rule that streams, then a line of speed a rule."""
     torch.set_num_threads(1)
-    parts = [part for part in load_registry().all("aggregator") if "gaussian" in part.families]
+    parts = [part for part in load_registry().aggregators.values() if "gaussian" in part.families]
     for part in parts:  # first: a process inherits the peak of the one that starts it
         if issubclass(part, AdditiveAggregator):
             memory(part.name)
@@ -75,7 +75,7 @@ def memory(name: str) -> None:
 def stream(name: str) -> float:
     """Fuse clients one by one, as the round loop does; return the rise of the peak."""
     torch.set_num_threads(1)
-    rule = load_registry().get("aggregator", name)()
+    rule = load_registry().aggregators[name]()
     weight = torch.ones(1, dtype=torch.float64)
     small, prior = gaussian(1, 10), gaussian(PARAMETERS)
     rule.decode(rule.accumulate({}, small, weight, small[0]), small[0])  # loads what it imports

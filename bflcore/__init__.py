@@ -6,6 +6,10 @@ Importing the package does not import torch: it loads when it is first used.
 from __future__ import annotations
 
 from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
+from bflcore.data.base import Dataset, DataSource
+from bflcore.data.label_noise import LabelNoise
+from bflcore.data.partition import Partitioner
+from bflcore.engines.base import Engine, Session
 from bflcore.errors import (
     BflError,
     ClientError,
@@ -23,11 +27,14 @@ from bflcore.inference.variational import Variational, VariationalInference
 from bflcore.layout import Layout
 from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
-from bflcore.options import Component, component, option
+from bflcore.models.base import Model
+from bflcore.options import Component, component, evolve, option
 from bflcore.posteriors import Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
+from bflcore.registry.command import Command
 from bflcore.registry.hookspecs import hookimpl
+from bflcore.registry.loggers import Logger
 from bflcore.weighting import Equal, Examples, Weighting, check_weights
 
 __version__ = "0.1.0"
@@ -42,10 +49,14 @@ __all__ = [
     "Categorical",
     "ClientError",
     "Cohort",
+    "Command",
     "Component",
     "Continual",
     "DataError",
+    "DataSource",
+    "Dataset",
     "EmpiricalBayes",
+    "Engine",
     "Equal",
     "Examples",
     "FedAvg",
@@ -56,13 +67,17 @@ __all__ = [
     "GradientInference",
     "HyperUpdate",
     "IncompatibleError",
+    "LabelNoise",
     "Layout",
     "Likelihood",
     "LocalInference",
     "LocalResult",
+    "Logger",
     "Map",
     "Method",
+    "Model",
     "OptionError",
+    "Partitioner",
     "PluginError",
     "Point",
     "PointInference",
@@ -70,6 +85,7 @@ __all__ = [
     "Predictive",
     "Problem",
     "RunError",
+    "Session",
     "Shares",
     "Statistics",
     "Variational",
@@ -77,6 +93,7 @@ __all__ = [
     "Weighting",
     "check_weights",
     "component",
+    "evolve",
     "hookimpl",
     "option",
 ]

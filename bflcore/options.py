@@ -12,11 +12,12 @@ is the source of validation, listing, storage and command-line parsing:
         kl_weight: float = option(1.0, "weight of the KL term", at_least=0)
 
 Conversion is strict (no silent ``3.7 -> 3`` or ``"False" -> True``) and unknown keys are refused
-with the nearest right name.
+with the nearest right name, in Python (``Variational(kl_wieght=1)``) as in files and flags.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
@@ -35,11 +36,15 @@ __all__ = [
     "Option",
     "as_dict",
     "build",
+    "canonical",
+    "changed",
     "component",
+    "evolve",
     "option",
     "options_of",
     "parse_spec",
     "parse_text",
+    "read_value",
     "spec_text",
 ]
 
@@ -72,13 +77,17 @@ class Component:
 
 @attrs.frozen
 class Option:
-    """What one option is: its name, type, default, help, and the values it allows in words."""
+    """What one option is: its name, type, default, help, and the values it allows in words.
+
+    `aliases` are other spellings of the name, accepted wherever the name is.
+    """
 
     name: str
     type: Any
     default: Any
     help: str
     allowed: str
+    aliases: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -143,25 +152,82 @@ def option(
     above: float | None = None,
     below: float | None = None,
     choices: Sequence[str] = (),
+    aliases: Sequence[str] = (),
 ) -> T:
     """Declare an option of a component: its default, one line of help, and what is allowed.
 
     `at_least`/`at_most` are inclusive, `above`/`below` exclusive; `choices` lists the strings
     allowed. A float option refuses NaN and infinities. A tuple option checks each element.
+    `aliases` are other spellings of the name; values are stored under the name.
     """
     bounds = Bounds(at_least, at_most, above, below, tuple(choices))
-    field: T = attrs.field(default=default, validator=bounds, metadata={"help": help})
+    metadata = {"help": help, "aliases": tuple(aliases)}
+    field: T = attrs.field(default=default, validator=bounds, metadata=metadata)
     return field
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+# `option` is not named as a field specifier: type checkers would not see its positional default.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[C]) -> type[C]:
-    """Make a class a component: a frozen attrs class with keyword-only options."""
-    return attrs.frozen(kw_only=True)(cls)
+    """Make a class a component: a frozen attrs class with keyword-only options.
+
+    Its constructor raises `OptionError` for an unknown option, with the nearest name.
+    """
+    made: Any = attrs.frozen(kw_only=True)(cls)
+    fields = attrs.fields(made)
+    names = {field.name for field in fields}
+    aliases = {alias: f.name for f in fields for alias in f.metadata.get("aliases", ())}
+    initialise = made.__init__
+
+    @functools.wraps(initialise)
+    def checked(self: C, **options: Any) -> None:
+        options = _renamed(options, aliases)
+        for name in options:
+            if name not in names:
+                called = getattr(cls, "name", cls.__name__)
+                raise unknown(f"option of {cls.kind} {called}:", name, names)
+        initialise(self, **options)
+
+    made.__init__ = checked
+    final: type[C] = made
+    return final
+
+
+def canonical(cls: type[Component], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values under the options' names, aliases replaced.
+
+    Raises `OptionError` where an alias and its name are both given.
+    """
+    return _renamed(values, {alias: o.name for o in options_of(cls) for alias in o.aliases})
+
+
+def _renamed(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    for alias in values:
+        if alias in aliases and aliases[alias] in values:
+            raise OptionError(f"{alias}: {aliases[alias]} is given, too, which means the same")
+    return {aliases.get(name, name): value for name, value in values.items()}
+
+
+def evolve(part: C, **options: Any) -> C:
+    """Return a component that differs in the given options."""
+    evolved: C = attrs.evolve(part, **options)  # type: ignore[misc]  # any component is attrs'
+    return evolved
+
+
+def changed(part: Component) -> dict[str, object]:
+    """Return the options of a component that differ from its class's defaults."""
+    values = {o.name: (getattr(part, o.name), o.default) for o in options_of(type(part))}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def options_of(cls: type[Component]) -> tuple[Option, ...]:
     """Return the options that a component class declares, in order."""
+    hashable: Any = cls  # which mypy does not see
+    return _options_of(hashable)
+
+
+@functools.cache
+def _options_of(cls: Any) -> tuple[Option, ...]:
     if not attrs.has(cls):
         return ()
     declared = [field for field in attrs.fields(cls) if "help" in field.metadata]
@@ -174,6 +240,7 @@ def options_of(cls: type[Component]) -> tuple[Option, ...]:
             field.default,
             field.metadata.get("help", ""),
             str(field.validator) if isinstance(field.validator, Bounds) else "",
+            field.metadata.get("aliases", ()),
         )
         for field in declared
     )
@@ -193,21 +260,29 @@ def build(cls: type[C], values: Mapping[str, object], where: str) -> C:
     `where` prefixes the names in errors (``inference.kl_weight``; see `label`). Raises
     `OptionError` for an unknown key, a value of the wrong type, or one outside the bounds.
     """
-    known = {declared.name: declared for declared in options_of(cls)}
-    for key in values:
-        if key not in known:
-            raise unknown(
-                "option",
-                label(where, key),
-                [label(where, name) for name in known],
-                f"bfl show {cls.kind} {cls.name} explains them",
-            )
-    typed = {key: _structure(value, known[key], where) for key, value in values.items()}
+    typed = {
+        key: _structure(value, find_option(cls, key, where), where)
+        for key, value in canonical(cls, values).items()
+    }
     try:
         return cls(**typed)
     except OptionError as error:
         name, _, reason = str(error).partition(": ")
         raise OptionError(f"{label(where, name)}: {reason}") from None
+
+
+def find_option(cls: type[Component], key: str, where: str) -> Option:
+    """Return an option by its name or alias. Raises `OptionError` with the nearest name."""
+    known = options_of(cls)
+    found = next((o for o in known if key == o.name or key in o.aliases), None)
+    if found is None:
+        raise unknown(
+            "option",
+            label(where, key),
+            [label(where, declared.name) for declared in known],
+            f"bfl show {cls.kind} {cls.name} explains them",
+        )
+    return found
 
 
 def label(where: str, name: str) -> str:
@@ -217,10 +292,8 @@ def label(where: str, name: str) -> str:
 
 def parse_text(cls: type[Component], key: str, text: str, where: str) -> object:
     """Read the value of one option from a command-line string, by its declared type."""
-    known = {declared.name: declared for declared in options_of(cls)}
-    if key not in known:
-        build(cls, {key: text}, where)  # raises, with the nearest name
-    return _read(text, known[key].type, label(where, key))
+    declared = find_option(cls, key, where)
+    return read_value(text, declared.type, label(where, declared.name))
 
 
 def parse_spec(cls: type[C], text: str, where: str) -> C:
@@ -242,7 +315,7 @@ def parse_spec(cls: type[C], text: str, where: str) -> C:
                 f"{where}: {text!r} has a value too many ({word!r}); "
                 f"{cls.name} takes {form}: bfl show {cls.kind} {cls.name}"
             )
-        values[field.name] = _read(word, field.type, where)
+        values[field.name] = read_value(word, field.type, where)
     return build(cls, values, where)
 
 
@@ -313,13 +386,14 @@ def _structure(value: object, declared: Option, where: str) -> object:
 def _elements(value: object) -> Sequence[object]:
     if isinstance(value, list | tuple):
         return value
-    raise TypeError(value)  # a string is a sequence too, but no tuple of options
+    raise TypeError(value)  # a string is a sequence, too, but not a tuple of options
 
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _read(text: str, kind: Any, where: str) -> object:
+def read_value(text: str, kind: Any, where: str) -> object:
+    """Read a value of a type from text; `where` names it in the `OptionError` of a wrong one."""
     try:
         if _is_union(kind):
             if text.lower() == "none":
@@ -327,7 +401,7 @@ def _read(text: str, kind: Any, where: str) -> object:
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
         if typing.get_origin(kind) is tuple:
             element = typing.get_args(kind)[0]
-            return tuple(_read(word, element, where) for word in filter(None, text.split(",")))
+            return tuple(read_value(word, element, where) for word in filter(None, text.split(",")))
         return _WORDS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise OptionError(f"{where}: {text!r} is not allowed; allowed: {type_name(kind)}") from None

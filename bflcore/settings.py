@@ -1,4 +1,4 @@
-"""Settings of an experiment that belong to no component: of the run, and of its data."""
+"""Settings of an experiment that do not belong to a component: of the run and of its data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 from bflcore.layout import SHARING
 from bflcore.options import Component, component, option
 
-__all__ = ["DataSettings", "RunSettings"]
+__all__ = ["SETTINGS", "DataSettings", "RunSettings"]
 
 
 @component
@@ -17,48 +17,75 @@ class RunSettings(Component):
     kind: ClassVar[str] = "settings"
     name = "run"
 
-    rounds: int = option(100, "rounds of federated training", at_least=1)
+    rounds: int = option(100, "number of rounds of federated training", at_least=1)
     pretrain: float = option(
         0.0,
-        "share of all training samples on which the global model is trained before round 1; "
-        "the result is round 1's start and prior",
+        "fraction of all training samples on which the global model is trained before round 1 "
+        "(its result is the first start and prior; 0 = no pre-training)",
         at_least=0,
         at_most=1,
     )
-    cohort: int = option(0, "clients drawn each round; 0: all", at_least=0)
-    share: str = option("all", "coordinates that travel", choices=SHARING)
-    min_clients: int = option(1, "usable results a round needs to go on", at_least=1)
+    cohort: int = option(0, "clients drawn per round (0 = all)", at_least=0)
+    share: str = option("all", "which parameters are shared with the server", choices=SHARING)
+    min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
     drop_out: float = option(
-        0.0, "simulated: chance that a client never replies in a round", at_least=0, at_most=1
+        0.0,
+        "simulated fault: probability that a client does not reply in a round",
+        at_least=0,
+        at_most=1,
     )
     corrupt: float = option(
-        0.0, "simulated: chance that a client's result is garbage", at_least=0, at_most=1
+        0.0,
+        "simulated fault: probability that a client's result is garbage",
+        at_least=0,
+        at_most=1,
     )
-    checkpoint_every: int = option(1, "rounds between checkpoints", at_least=1)
-    eval_every: int = option(0, "rounds between evaluations; 0: about twenty in all", at_least=0)
-    bins: int = option(10, "bins of the calibration errors", at_least=1)
-    device: str = option("cpu", "where tensors live: cpu, cuda, cuda:1")
-    dtype: str = option("float32", "precision of parameters", choices=("float32", "float64"))
-    seed: int = option(0, "owner of every random draw", at_least=0)
-    log: tuple[str, ...] = option((), "loggers beside metrics.jsonl, by name: csv, ...")
+    checkpoint_every: int = option(1, "number of rounds between checkpoints", at_least=1)
+    eval_every: int = option(
+        0, "number of rounds between evaluations (0 = about 20 evaluations per run)", at_least=0
+    )
+    bins: int = option(10, "number of bins of the calibration errors", at_least=1)
+    device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
+    dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))
+    seed: int = option(0, "random seed", at_least=0)
+    log: tuple[str, ...] = option(
+        (), "loggers besides metrics.jsonl, by name, separated by commas: csv,tensorboard"
+    )
 
 
 @component
 class DataSettings(Component):
-    """Settings of the data and of its division among clients."""
+    """Settings of the data and its division among clients."""
 
     kind: ClassVar[str] = "settings"
     name = "data"
 
     data: str = option("mnist5k", "data set, or path/to/data.npz")
-    data_dir: str | None = option(None, "folder where the data set lies")
-    download: bool = option(False, "fetch the data set if it is absent")
-    partition: str = option("iid", "how samples are divided: iid, labels:5, dirichlet:0.5, ...")
-    clients: int = option(10, "number of clients", at_least=1)
-    novel_clients: int = option(0, "how many of them are held out of training", at_least=0)
-    train_per_class: int | None = option(None, "training samples a class and client", at_least=1)
-    test_per_class: int | None = option(None, "test samples a class and client", at_least=1)
-    test_fraction: float = option(0.2, "share of a client's samples that test", above=0, below=1)
-    label_noise: str | None = option(
-        None, "wrong training labels, after the split: pair:0.1, symmetric:0.4, ..."
+    data_dir: str | None = option(
+        None, "folder that holds the data set (none = where it is installed)"
     )
+    download: bool = option(False, "download the data set if it is absent")
+    partition: str = option(
+        "iid", "division of the samples among clients: iid, labels:5, dirichlet:0.5, ..."
+    )
+    clients: int = option(10, "number of clients", at_least=1)
+    novel_clients: int = option(0, "number of clients held out of training", at_least=0)
+    train_per_class: int | None = option(
+        None, "training samples per class per client (none = all but the test samples)", at_least=1
+    )
+    test_per_class: int | None = option(
+        None, "test samples per class per client (none = the rest, or --test-fraction)", at_least=1
+    )
+    test_fraction: float = option(
+        0.2,
+        "fraction of each client's samples held out for testing (where no number per class is set)",
+        above=0,
+        below=1,
+    )
+    label_noise: str | None = option(
+        None,
+        "noise on the training labels after the split: pair:0.1, symmetric:0.4, ... (none = off)",
+    )
+
+
+SETTINGS: dict[str, type[Component]] = {cls.name: cls for cls in (RunSettings, DataSettings)}

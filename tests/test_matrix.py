@@ -26,7 +26,7 @@ from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 REGISTRY = load_registry()
-INFERENCES = [part.name for part in REGISTRY.all("inference")]
+INFERENCES = [part.name for part in REGISTRY.inferences.values()]
 QUICK = {"local_epochs": 1, "batch_size": 4, "predict_draws": 2}  # where an inference has these
 SINGLE = {"dtype": torch.float32}
 
@@ -62,7 +62,7 @@ class Known(Session):
 
 
 def made(kind, name):
-    part = REGISTRY.get(kind, name)
+    part = REGISTRY.of(kind)[name]
     known = getattr(part, "__attrs_attrs__", ())
     return part(**{f.name: QUICK[f.name] for f in known if f.name in QUICK})
 
@@ -133,9 +133,9 @@ def test_every_combination_that_fits_runs_a_round_and_can_go_on(name):
 @pytest.mark.parametrize("name", INFERENCES)
 def test_every_other_combination_is_refused_with_what_would_fit(name):
     for row in combinations_of(name, fits=False):
-        parts = [REGISTRY.get(kind, row[kind]) for kind in FITTED]
+        parts = [REGISTRY.of(kind)[row[kind]] for kind in FITTED]
         with pytest.raises(IncompatibleError, match="that fit: "):
-            check(REGISTRY, REGISTRY.get("inference", name), *parts)
+            check(REGISTRY, REGISTRY.inferences[name], *parts)
 
 
 def test_the_matrix_has_both_kinds_of_combinations():

@@ -37,16 +37,16 @@ TINY = (
     *("-o", "dataset.classes=3", "--model", "mlp", "-o", "model.hidden=5"),
 )
 QUICK = {"local_epochs": 1, "head_epochs": 1, "steps": 1}
-METHODS = [part.name for part in load_registry().all("method")]
+METHODS = [part.name for part in load_registry().methods.values()]
 
 
 def inference_of(method):
-    return load_registry().get("method", method).inference
+    return type(load_registry().methods[method].inference)
 
 
 def quick(method):
     """Return the flags that make a method's training short."""
-    known = options_of(load_registry().get("inference", inference_of(method)))
+    known = options_of(inference_of(method))
     names = {field.name for field in known} & QUICK.keys()
     return [word for name in names for word in ("-o", f"inference.{name}={QUICK[name]}")]
 
@@ -108,7 +108,7 @@ def stopped_at(monkeypatch, where, after):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_bit_for_bit(tmp_path, monkeypatch, method):
     registry = load_registry()
-    known = {field.name for field in options_of(registry.get("inference", inference_of(method)))}
+    known = {field.name for field in options_of(inference_of(method))}
     flags = {
         "rounds": 4,
         "eval_every": 2,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,7 @@ __all__ = ["bfl", "main"]
 COMMANDS = {
     "list-plugins": ("bflcore.cli.listing", "Show installed distributions and whether they work."),
     "list": ("bflcore.cli.listing", "List components of every kind, or of one."),
-    "show": ("bflcore.cli.listing", "Explain one component: options, defaults, reference."),
+    "show": ("bflcore.cli.listing", "Explain one component, or the settings of runs."),
     "matrix": ("bflcore.cli.matrix", "Show which parts fit together."),
     "run": ("bflcore.cli.run", "Run a method, or an experiment file."),
     "resume": ("bflcore.cli.resume", "Continue a run exactly where it stopped."),
@@ -36,11 +36,11 @@ COMMANDS = {
 class Commands(click.Group):
     """The commands above and those of plugins, imported one at a time.
 
-    Plugins are looked for only where the name is none of the core's, and in the list of all.
+    Plugins are loaded only for a name that is not the core's, and for the list of all commands.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the core's names in the order of the table, then the plugins'."""
+        """Return the core's names in the order of the table, then the plugins' names."""
         return [*COMMANDS, *_of_plugins()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -74,8 +74,8 @@ def _of_plugins() -> dict[str, type[Command]]:
     """Return the plugins' commands by name; the core's own names are taken."""
     from bflcore.registry.loading import load_registry
 
-    found = cast("tuple[type[Command], ...]", load_registry().all("command"))
-    return {command.name: command for command in found if command.name not in COMMANDS}
+    found = load_registry().commands.items()
+    return {name: command for name, command in found if name not in COMMANDS}
 
 
 def _lines_of_plugins() -> dict[str, str]:
@@ -91,7 +91,7 @@ def bfl() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a mistake of the user's is one line and exit status 2."""
+    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
     try:
         status: Any = bfl.main(args=arguments, prog_name="bfl", standalone_mode=False)
     except BflError as error:

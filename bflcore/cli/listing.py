@@ -4,65 +4,65 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from bflcore.options import options_of, type_name
-from bflcore.registry.loading import Distribution, load_registry
+from bflcore.cli.columns import columns
+from bflcore.errors import unknown
+from bflcore.options import Component, Option, changed, options_of, type_name
+from bflcore.registry.kinds import KINDS
+from bflcore.registry.loading import CORE, Registry, load_registry
+from bflcore.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from bflcore.methods import Method
+    from bflcore.registry.loading import Plugin
 
 __all__ = ["commands"]
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
 @click.command("list-plugins")
 @JSON
 def list_plugins(as_json: bool) -> None:
     """Show installed distributions, whether they work, and what they contribute."""
-    found = load_registry().distributions
+    found = load_registry().plugins
     if as_json:
-        click.echo(json.dumps([attrs.asdict(one) for one in found], indent=2))
+        click.echo(json.dumps([attrs.asdict(plugin) for plugin in found], indent=2))
         return
-    name = max(len(one.name) for one in found)
-    version = max(len(one.version) for one in found)
-    for one in found:
-        state = "ok" if one.state == "ok" else f"broken: {one.reason}"
-        click.echo(f"{one.name:<{name}}  {one.version:<{version}}  {state}")
-        for kind, names in _by_kind(one).items():
-            click.echo(f"    {kind:<11}{', '.join(names)}")
+    states = [
+        (p.name, p.version, "ok" if p.state == "ok" else f"broken: {p.reason}") for p in found
+    ]
+    for plugin, line in zip(found, columns(states, indent=""), strict=True):
+        click.echo(line)
+        kinds = [(kind, ", ".join(names)) for kind, names in _by_kind(plugin).items()]
+        for contributed in columns(kinds, indent="    "):
+            click.echo(contributed)
 
 
 @click.command("list")
 @click.argument("kind", required=False)
 @JSON
-def list_parts(kind: str | None, as_json: bool) -> None:
-    """List the components of KIND, or of every kind."""
+def list_components(kind: str | None, as_json: bool) -> None:
+    """List the components of KIND, or of every kind; bfl list settings lists the settings."""
     registry = load_registry()
-    kinds = [kind] if kind else list(registry.kinds)
-    rows = {
-        one: [
-            {
-                "name": part.name,
-                "aliases": list(part.aliases),
-                "distribution": registry.owner(one, part.name),
-                "summary": part.summary(),
-            }
-            for part in registry.all(one)
-        ]
-        for one in kinds
+    kinds = [kind] if kind else [*(kind.name for kind in KINDS), "settings"]
+    found = {
+        kind: [_entry(registry, component) for component in _components(registry, kind).values()]
+        for kind in kinds
     }
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps(found, indent=2))
         return
-    for one, parts in rows.items():
-        if parts or kind:
-            click.echo(click.style(one, bold=True))
-        names = [_with_aliases(part) for part in parts]
-        width = max(map(len, names), default=0)
-        for name, part in zip(names, parts, strict=True):
-            click.echo(f"  {name:<{width}}  {part['summary']}")
+    for called, entries in found.items():
+        if entries or kind:
+            click.echo(click.style(called, bold=True))
+        for line in columns((_with_aliases(entry), entry["summary"]) for entry in entries):
+            click.echo(line)
 
 
 @click.command("show")
@@ -70,62 +70,107 @@ def list_parts(kind: str | None, as_json: bool) -> None:
 @click.argument("name")
 @JSON
 def show(kind: str, name: str, as_json: bool) -> None:
-    """Explain the component NAME of KIND: what it does, its options, its reference."""
+    """Explain the component NAME of KIND: what it does, its options, its reference.
+
+    bfl show settings run and bfl show settings data explain the settings.
+    """
     registry = load_registry()
-    part = registry.get(kind, name)
-    options: list[dict[str, Any]] = [
-        {
-            "name": one.name,
-            "type": type_name(one.type),
-            "default": one.default,
-            "allowed": one.allowed,
-            "help": one.help,
-        }
-        for one in options_of(part)
-    ]
+    component = _components(registry, kind)[name]
     facts = {
+        **_entry(registry, component),
         "kind": kind,
-        "name": part.name,
-        "aliases": list(part.aliases),
-        "distribution": registry.owner(kind, part.name),
-        "reference": part.reference,
-        "description": inspect.cleandoc(part.__doc__ or ""),
-        "options": options,
-        **_recipe(part),
+        "reference": component.reference,
+        "description": inspect.cleandoc(component.__doc__ or ""),
+        "options": [_option(option) for option in options_of(component)],
+        **(_recipe(registry.methods[name]) if kind == "method" else {}),
     }
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
     click.echo(f"{kind} {_with_aliases(facts)}  ({facts['distribution']})\n")
     click.echo(f"{facts['description']}\n")
-    if part.reference:
-        click.echo(f"Reference: {part.reference}\n")
-    for key, value in _recipe(part).items():
-        click.echo(f"  {key:<11}{value}")
-    for one in options:
-        allowed = f" [{one['allowed']}]" if one["allowed"] else ""
-        click.echo(f"  {kind}.{one['name']} = {one['default']}  ({one['type']}){allowed}")
-        click.echo(f"      {one['help']}")
+    if component.reference:
+        click.echo(f"Reference: {component.reference}\n")
+    if kind == "method":
+        click.echo("\n".join(columns(_recipe_rows(registry.methods[name]))))
+    for option in options_of(component):
+        allowed = f" [{option.allowed}]" if option.allowed else ""
+        prefix = "--" if kind == "settings" else f"{kind}."
+        called = option.name.replace("_", "-") if kind == "settings" else option.name
+        click.echo(
+            f"  {prefix}{called} = {_text(option.default)}  ({type_name(option.type)}){allowed}"
+        )
+        click.echo(f"      {option.help}")
 
 
-def _by_kind(distribution: Distribution) -> dict[str, list[str]]:
+class _Settings(dict[str, type[Component]]):
+    """The settings by name, which are shown like components."""
+
+    def __missing__(self, name: str) -> type[Component]:
+        raise unknown("settings", name, self, "bfl list settings")
+
+
+def _components(registry: Registry, kind: str) -> Mapping[str, type[Component]]:
+    return _Settings(SETTINGS) if kind == "settings" else registry.of(kind)
+
+
+def _entry(registry: Registry, component: type[Component]) -> dict[str, Any]:
+    of_core = component.kind == "settings"
+    return {
+        "name": component.name,
+        "aliases": list(component.aliases),
+        "distribution": CORE if of_core else registry.owner(component.kind, component.name),
+        "summary": component.summary(),
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "name": option.name,
+        "type": type_name(option.type),
+        "default": option.default,
+        "allowed": option.allowed,
+        "help": option.help,
+    }
+
+
+def _by_kind(plugin: Plugin) -> dict[str, list[str]]:
     grouped: dict[str, list[str]] = {}
-    for kind, name in distribution.components:
+    for kind, name in plugin.components:
         grouped.setdefault(kind, []).append(name)
     return grouped
 
 
-def _with_aliases(part: dict[str, Any]) -> str:
-    aliases = ", ".join(part["aliases"])
-    return f"{part['name']} ({aliases})" if aliases else str(part["name"])
+def _with_aliases(entry: Mapping[str, Any]) -> str:
+    aliases = ", ".join(entry["aliases"])
+    return f"{entry['name']} ({aliases})" if aliases else str(entry["name"])
 
 
-def _recipe(part: Any) -> dict[str, Any]:
-    """Return what a method chooses, and nothing for other kinds."""
-    if part.kind != "method":
-        return {}
-    parts = ("inference", "aggregator", "weighting", "hyper", "share")
-    return {kind: getattr(part, kind) for kind in parts} | {"defaults": dict(part.defaults)}
+def _recipe(method: type[Method]) -> dict[str, Any]:
+    """Return what a method chooses: parts with the options that it sets, and settings."""
+    parts = {
+        kind: {"name": part.name, "options": changed(part)} for kind, part in method.parts().items()
+    }
+    return {"parts": parts, "share": method.share, "settings": dict(method.settings)}
 
 
-commands = (list_plugins, list_parts, show)
+def _recipe_rows(method: type[Method]) -> list[tuple[str, str]]:
+    rows = []
+    for kind, part in method.parts().items():
+        options = [f"{name} = {_text(value)}" for name, value in changed(part).items()]
+        rows.append((kind, part.name))
+        rows += [("", f"  {option}") for option in options]
+    settings = {"share": method.share, **method.settings}
+    return rows + [(name, _text(value)) for name, value in settings.items()]
+
+
+def _text(value: object) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
+
+
+commands = (list_plugins, list_components, show)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from bflcore.cli.columns import columns
 from bflcore.errors import OptionError, unknown
-from bflcore.registry.loading import Distribution, Registry, load_registry
+from bflcore.registry.loading import Plugin, Registry, load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["commands"]
 
 STATES = ("ok", "expected failure", "failed")
-WIDTH = 11  # of the column of kinds
 
 
 @click.command("check-plugin")
 @click.argument("name")
-@click.option("--all", "everything", is_flag=True, help="Print every check, not only failures.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--all", "everything", is_flag=True, help="print every check, not only failures")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
 def check_plugin(name: str, everything: bool, as_json: bool) -> int:
     """Check every component of the installed plugin NAME; exit with 1 if a check fails.
 
@@ -54,14 +54,14 @@ def check_plugin(name: str, everything: bool, as_json: bool) -> int:
 
 @click.command("new-plugin")
 @click.argument("name")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to create; default bfl-NAME.")
+@click.option("--out", type=click.Path(path_type=Path), help="folder to create [default: bfl-NAME]")
 def new_plugin(name: str, out: Path | None) -> None:
     """Write a distribution bfl-NAME with a method of that name: complete, installable, tested."""
     from bflcore.cli.template import write_plugin
 
     registry = load_registry()
     for kind in ("method", "inference"):
-        if any(name in (part.name, *part.aliases) for part in registry.all(kind)):
+        if name in registry.of(kind):
             owner = registry.owner(kind, name)
             raise OptionError(
                 f"NAME: {name!r} is taken: {kind} {name} of {owner}; choose another name"
@@ -73,18 +73,18 @@ def new_plugin(name: str, out: Path | None) -> None:
     click.echo(f"      bfl run {name} --data digits && pytest {folder}")
 
 
-def _plugin(registry: Registry, name: str) -> Distribution:
-    found = {one.name: one for one in registry.distributions}
+def _plugin(registry: Registry, name: str) -> Plugin:
+    found = {one.name: one for one in registry.plugins}
     for called in (name, f"bfl-{name}"):
         if called in found:
             return found[called]
     raise unknown("plugin", name, found, "bfl list-plugins")
 
 
-def _checks(registry: Registry, plugin: Distribution) -> list[Check]:
+def _checks(registry: Registry, plugin: Plugin) -> list[Check]:
     from bflcore.testing import checks
 
-    return [check for kind, name in plugin.components for check in checks(registry.get(kind, name))]
+    return [check for kind, name in plugin.components for check in checks(registry.of(kind)[name])]
 
 
 def _outcomes(found: list[Check], quiet: bool) -> Iterator[tuple[Check, Outcome]]:
@@ -107,20 +107,29 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _table(plugin: Distribution, rows: list[dict[str, Any]], everything: bool) -> Iterator[str]:
+def _table(plugin: Plugin, rows: list[dict[str, Any]], everything: bool) -> Iterator[str]:
     yield f"{plugin.name} {plugin.version}"
-    width = max(len(name) for _, name in plugin.components)
-    for kind, name in plugin.components:
-        own = [row for row in rows if (row["kind"], row["name"]) == (kind, name)]
-        counts = {state: sum(row["state"] == state for row in own) for state in STATES}
-        said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        yield f"  {kind:<{WIDTH}}{name:<{width}}  {said}"
-        for row in own:
+    own = [
+        [row for row in rows if (row["kind"], row["name"]) == component]
+        for component in plugin.components
+    ]
+    lines = columns(
+        (kind, name, _counts(found))
+        for (kind, name), found in zip(plugin.components, own, strict=True)
+    )
+    for line, found in zip(lines, own, strict=True):
+        yield line
+        for row in found:
             if everything or row["state"] != "ok":
                 reason = f": {row['reason']}" if row["reason"] else ""
-                yield f"  {'':<{WIDTH}}  {row['state']}  {row['check']}{reason}"
+                yield f"      {row['state']}  {row['check']}{reason}"
     failed = sum(row["state"] == "failed" for row in rows)
     yield f"{len(rows)} checks, {failed or 'none'} failed"
+
+
+def _counts(rows: list[dict[str, Any]]) -> str:
+    counts = {state: sum(row["state"] == state for row in rows) for state in STATES}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
 commands = (check_plugin, new_plugin)

@@ -13,9 +13,9 @@ import click
 from bflcore.cli.progress import progress_of
 from bflcore.errors import OptionError, RoundError, nearest, unknown
 from bflcore.experiments.compatibility import ignored
-from bflcore.experiments.resolve import PARTS, Text, read, resolve
-from bflcore.options import Component, options_of
-from bflcore.problem.likelihoods import LIKELIHOODS
+from bflcore.experiments.resolve import chosen_class, read, resolve
+from bflcore.options import Component, Option, label, options_of, parse_text, read_value
+from bflcore.registry.kinds import CONFIGURABLE, KINDS, PARTS
 from bflcore.registry.loading import load_registry
 from bflcore.settings import DataSettings, RunSettings
 
@@ -35,70 +35,116 @@ __all__ = [
     "resolved",
 ]
 
-# Flags that are short for an option of a part.
+# Flags that are short for ``-o PART.OPTION=VALUE``.
 SHORT = {
-    "lr": ("inference", "lr", "Learning rate of the local inference."),
-    "local-epochs": ("inference", "local_epochs", "Passes over a client's data per round."),
-    "batch-size": ("inference", "batch_size", "Samples per minibatch."),
-    "workers": ("engine", "workers", "Worker processes; 0: one a core."),
-    "client-timeout": ("engine", "client_timeout", "Seconds a client may take; 0: any."),
+    "lr": ("inference", "lr", "learning rate of the local inference"),
+    "local-epochs": ("inference", "local_epochs", "passes over a client's data per round"),
+    "batch-size": ("inference", "batch_size", "samples per minibatch"),
+    "workers": ("engine", "workers", "worker processes (0 = one per core)"),
+    "client-timeout": ("engine", "client_timeout", "seconds a client may take (0 = no limit)"),
 }
-# Flags that choose a part.
-CHOOSE = ("inference", "aggregator", "weighting", "hyper", "model", "likelihood", "engine")
+# What chooses a part where the user does not.
+UNCHOSEN = {kind.name: f"the method's, or {kind.default}" for kind in KINDS if kind.default}
+UNCHOSEN["likelihood"] = "the one for the data's task"
+
+QUIET = click.option("--quiet", is_flag=True, help="print nothing but errors")
+JSON = click.option("--json", "as_json", is_flag=True, help="print summary.json at the end")
 
 
-QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-JSON = click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end.")
+class OptionValue(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only
+    """The values of one option, read from text by the option's type."""
+
+    name = "value"
+
+    def __init__(self, declared: Option) -> None:
+        self.declared = declared
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the typed value. Raises `OptionError` with what is allowed."""
+        if not isinstance(value, str):
+            return value
+        return read_value(value, self.declared.type, label("--", self.declared.name))
 
 
 def _settings_flags(cls: type[Component]) -> Callable[[Any], Any]:
-    """Turn every setting into a flag; values stay text and are read by the setting's own type."""
+    """Give a command a flag for every setting of a class."""
 
     def decorate(command: Any) -> Any:
         for declared in reversed(options_of(cls)):
-            flag = f"--{declared.name.replace('_', '-')}"
-            help_text = declared.help + (f" ({declared.allowed})" if declared.allowed else "")
-            if declared.type is bool:
-                command = click.option(flag, is_flag=True, default=None, help=help_text)(command)
-            else:
-                command = click.option(flag, metavar="VALUE", help=help_text)(command)
+            add = click.option(
+                label("--", declared.name),
+                help=_help(declared.help, _shown(declared), declared.allowed, _listed(declared)),
+                default=None,
+                **_form(declared),
+            )
+            command = add(command)
         return command
 
     return decorate
 
 
+def _form(declared: Option) -> dict[str, Any]:
+    if declared.type is bool:
+        return {"is_flag": True}
+    return {"type": OptionValue(declared), "metavar": "VALUE"}
+
+
+def _listed(declared: Option) -> str:
+    """Say which command lists the components that a setting names."""
+    kinds = {"log": "logger"} | {kind.setting: kind.name for kind in KINDS if kind.setting}
+    return f"bfl list {kinds[declared.name]}" if declared.name in kinds else ""
+
+
+def _shown(declared: Option) -> str:
+    """Return the default of an option in words."""
+    default = declared.default
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "none" if default in (None, ()) else str(default)
+
+
+def _help(text: str, default: str, allowed: str = "", listed: str = "") -> str:
+    notes = [allowed, f"default: {default}", f"see {listed}" if listed else ""]
+    return f"{text} [{'; '.join(filter(None, notes))}]"
+
+
 def _part_flags(command: Any) -> Any:
-    for flag, (_, _, text) in reversed(SHORT.items()):
-        command = click.option(f"--{flag}", metavar="VALUE", help=text)(command)
-    for kind in reversed(CHOOSE):
-        text = (
-            f"Names: {', '.join(LIKELIHOODS)}." if kind == "likelihood" else f"See bfl list {kind}."
-        )
-        command = click.option(f"--{kind}", metavar="NAME", help=text)(command)
+    for flag, (part, _, text) in reversed(SHORT.items()):
+        help_text = _help(text, f"the {part}'s")
+        command = click.option(f"--{flag}", metavar="VALUE", help=help_text)(command)
+    for kind in (kind for kind in reversed(KINDS) if kind.part):
+        default = UNCHOSEN.get(kind.name, "the method's")
+        help_text = _help(kind.title, default, listed=f"bfl list {kind.name}")
+        command = click.option(f"--{kind.name}", metavar="NAME", help=help_text)(command)
     return command
 
 
 def experiment_flags(command: Any) -> Any:
     """Give a command the argument METHOD and every flag that decides an experiment.
 
-    `resolved` makes the experiment of what they are given as keyword arguments.
+    `resolved` turns their values, as keyword arguments, into an experiment.
     """
     add = click.option(
-        "-o", "options", multiple=True, metavar="PART.OPTION=VALUE", help="Set any option."
+        "-o",
+        "options",
+        multiple=True,
+        metavar="PART.OPTION=VALUE",
+        help="any option of a part, a dataset, a partition or a label-noise "
+        "(repeatable; bfl show PART NAME lists the options)",
     )
     flags = _settings_flags(DataSettings)(_settings_flags(RunSettings)(_part_flags(add(command))))
     return click.argument("method")(flags)
 
 
-def resolved(
-    registry: Registry, method: str, options: tuple[str, ...], **given: str | bool | None
-) -> Experiment:
-    """Resolve a method, or an experiment file, with flags; say what will be without effect."""
+def resolved(registry: Registry, method: str, options: tuple[str, ...], **given: Any) -> Experiment:
+    """Resolve a method or an experiment file with flags; print a note on what has no effect."""
     file: Values = {}
     if method.endswith(".toml"):
         file = read(Path(method))
         method = file.get("method") or missing_method(method)
-    flags = _flags(given, options)
+    flags = _flags(given)
+    texts = [*_short(given), *map(_assignment, options)]
+    _set_options(registry, method, file, flags, texts)
     experiment = resolve(registry, method, file, flags)
     weighting = experiment.weighting.name if "weighting" in flags else None
     if note := ignored(experiment.aggregator, weighting):
@@ -108,7 +154,11 @@ def resolved(
 
 @click.command("run", context_settings={"max_content_width": 100})
 @experiment_flags
-@click.option("--out", type=click.Path(path_type=Path), help="Run directory; default under runs/.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="run directory [default: a new folder under runs/]",
+)
 @QUIET
 @JSON
 def run(
@@ -119,7 +169,8 @@ def run(
 ) -> None:
     """Run METHOD (see bfl list method), or a file experiment.toml.
 
-    Flags override the file, which overrides the method's defaults.
+    Flags override the file, which overrides the method's own choices (bfl show method METHOD
+    prints them), which override the defaults below.
     """
     registry = load_registry()
     experiment = resolved(registry, **given)
@@ -163,43 +214,50 @@ def missing_method(file: str) -> str:
     raise OptionError(f'{file}: the key method is missing; add method = "bpfed" or another name')
 
 
-def _flags(given: dict[str, str | bool | None], options: tuple[str, ...]) -> Values:
-    values: Values = {}
+def _flags(given: dict[str, Any]) -> Values:
+    """Return settings and chosen names in the form of an experiment file."""
+    of_data = {declared.name for declared in options_of(DataSettings)}
+    values: Values = {"data": {}}
     for name, value in given.items():
-        if value is None:
+        if value is None or name.replace("_", "-") in SHORT:
             continue
-        flag = name.replace("_", "-")
-        if flag in SHORT:
-            part, key, _ = SHORT[flag]
-            values.setdefault(part, {})[key] = Text(value)
-        elif name in CHOOSE:
-            values.setdefault(name, {})["name"] = value
+        if name in PARTS:
+            values[name] = {"name": value}
+        elif name in of_data:
+            values["data"][name] = value
         else:
-            table = values.setdefault("data", {}) if _is_data(name) else values
-            table[name] = Text(value) if isinstance(value, str) else value
-    for text in options:
-        part, key, value = _assignment(text)
-        values.setdefault(part, {})[key] = Text(value)
+            values[name] = value
     return values
 
 
-def _is_data(name: str) -> bool:
-    return any(declared.name == name for declared in options_of(DataSettings))
+def _short(given: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the short flags as assignments."""
+    values = {flag: given.get(flag.replace("-", "_")) for flag in SHORT}
+    return [(*SHORT[flag][:2], value) for flag, value in values.items() if value is not None]
 
 
 def _assignment(text: str) -> tuple[str, str, str]:
+    """Split ``PART.OPTION=VALUE``. Raises `OptionError` for another form or an unknown part."""
     target, equals, value = text.partition("=")
     part, dot, key = target.partition(".")
-    allowed = (*PARTS, "dataset", "partition")
     if not (equals and dot and key):
-        near = nearest(target, allowed)
         raise OptionError(
-            f"-o: {text!r} is not allowed{near}; allowed: PART.OPTION=VALUE, "
-            "for example -o inference.lr=0.01"
+            f"-o: {text!r} is not allowed{nearest(target, CONFIGURABLE)}; allowed: "
+            "PART.OPTION=VALUE, for example -o inference.lr=0.01"
         )
-    if part not in allowed:
-        raise unknown("part in -o", part, allowed)
+    if part not in CONFIGURABLE:
+        raise unknown("part in -o", part, CONFIGURABLE)
     return part, key, value
+
+
+def _set_options(
+    registry: Registry, method: str, file: Values, flags: Values, texts: list[tuple[str, str, str]]
+) -> None:
+    """Read options by the types of the components that method, file and flags choose."""
+    for part, key, text in texts:
+        cls = chosen_class(registry, method, part, file, flags)
+        value = text if cls is None else parse_text(cls, key, text, part)
+        flags.setdefault(part, {})[key] = value
 
 
 commands = (run,)

@@ -1,6 +1,6 @@
-"""Label noise: ``--label-noise KIND:EPS`` makes some training labels wrong, once the data is split.
+"""Label noise: ``--label-noise NAME:EPS`` makes some training labels wrong after the split.
 
-Test labels are never touched, so figures tell how well a method learns in spite of the noise.
+Test labels are never touched, so metrics say how well a method learns in spite of the noise.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bflcore.data.base import Dataset, Integers
 from bflcore.errors import DataError
 from bflcore.options import Component, component, option
 
-__all__ = ["LABEL_NOISES", "LabelNoise", "Pair", "Symmetric", "mislabelled"]
+__all__ = ["LabelNoise", "Pair", "Symmetric", "mislabelled"]
 
 
 @component
 class LabelNoise(Component, abc.ABC):
-    """Base of label noises: each label changes with probability `eps`."""
+    """Base of label noises: each training label changes with probability `eps`."""
 
     kind: ClassVar[str] = "label-noise"
 
-    eps: float = option(0.1, "chance that a training label is wrong", at_least=0, below=1)
+    eps: float = option(0.1, "probability that a training label is wrong", at_least=0, below=1)
 
     @abc.abstractmethod
     def transition(self, classes: int) -> npt.NDArray[np.float64]:
@@ -55,9 +55,6 @@ class Symmetric(LabelNoise):
         """Return 1 - eps on the diagonal and eps / (C - 1) elsewhere."""
         others = np.ones((classes, classes)) - np.eye(classes)
         return (1 - self.eps) * np.eye(classes) + self.eps / (classes - 1) * others
-
-
-LABEL_NOISES: dict[str, type[LabelNoise]] = {part.name: part for part in (Pair, Symmetric)}
 
 
 def mislabelled(

@@ -1,10 +1,11 @@
-"""Which parts fit together: every part names the posterior families it can work with."""
+"""Which parts fit together: each names the posterior families that it supports."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from bflcore.errors import IncompatibleError
+from bflcore.registry.kinds import FITTED
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator
@@ -13,9 +14,7 @@ if TYPE_CHECKING:
     from bflcore.registry.loading import Registry
     from bflcore.weighting import Weighting
 
-__all__ = ["check", "fits", "ignored"]
-
-FITTED = ("aggregator", "weighting", "hyper")  # kinds that must know the inference's family
+__all__ = ["FITTED", "check", "fits", "ignored"]
 
 
 def fits(inference: type[LocalInference], part: type[Aggregator | Weighting | HyperUpdate]) -> bool:
@@ -28,11 +27,11 @@ def check(
     inference: type[LocalInference],
     *parts: type[Aggregator | Weighting | HyperUpdate],
 ) -> None:
-    """Refuse parts that do not know the inference's family, naming those that would fit."""
+    """Raise `IncompatibleError` for a part that does not support the inference's family."""
     for part in parts:
         if fits(inference, part):
             continue
-        fitting = [other.name for other in registry.all(part.kind) if fits(inference, other)]  # type: ignore[arg-type]
+        fitting = [name for name, other in registry.of(part.kind).items() if fits(inference, other)]
         raise IncompatibleError(
             f"{part.kind} {part.name} needs posteriors of the family {' or '.join(part.families)}, "
             f"but inference {inference.name} gives {inference.family}; {part.kind}s that fit: "
@@ -41,7 +40,7 @@ def check(
 
 
 def ignored(aggregator: Aggregator, explicit_weighting: str | None) -> str:
-    """Say that a weighting which the user asked for does not count, or return ``""``.
+    """Return a note that the chosen weighting has no effect, or ``""``.
 
     `explicit_weighting` is its name where the user gave one, None where it is a default.
     """

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
-from bflcore.registry.hookspecs import HOOKS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,7 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "distributions": {d.name: d.version for d in registry.distributions},
+        "distributions": {d.name: d.version for d in registry.plugins},
         "fingerprints": {
             "experiment.toml": _settings(prepared.experiment),
             "the data or its partition": _data(prepared.problem),
@@ -45,19 +44,14 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
 
 
 def used(experiment: Experiment, registry: Registry) -> set[str]:
-    """Return the distributions whose parts the experiment uses."""
-    names = {"method": experiment.method} | {
-        kind: part.name
-        for kind in HOOKS
-        if (part := getattr(experiment, kind, None)) is not None and kind != "method"
-    }
-    if experiment.source is not None:
-        names["dataset"] = experiment.source.name
-    used = {registry.distributions[0].name}  # the core
-    for kind, name in names.items():
+    """Return the distributions whose components the experiment uses, the core's included."""
+    names = [("method", experiment.method)]
+    names += [(component.kind, component.name) for component in experiment.components()]
+    found = {registry.plugins[0].name}  # the core
+    for kind, name in names:
         with suppress(OptionError):  # a model of the user's own
-            used.add(registry.owner(kind, name))
-    return used
+            found.add(registry.owner(kind, name))
+    return found
 
 
 def _settings(experiment: Experiment) -> str:

@@ -99,7 +99,7 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
 def _dataset(experiment: Experiment) -> Dataset:
     data = experiment.data
     folder = Path(data.data_dir) if data.data_dir else None
-    if experiment.source is None:
+    if experiment.dataset is None:
         from bflcore.data.user import load_npz
 
         return load_npz(Path(data.data))
@@ -108,14 +108,14 @@ def _dataset(experiment: Experiment) -> Dataset:
             f"--data-dir: {folder} is no folder; give the folder that holds {data.data}, "
             "or add --download to fetch it there"
         )
-    return experiment.source.load(folder, data.download)
+    return experiment.dataset.load(folder, data.download)
 
 
 def _likelihood(experiment: Experiment, dataset: Dataset) -> Any:
-    from bflcore.problem.likelihoods import LIKELIHOODS
+    from bflcore.problem.likelihoods import default_likelihood
 
-    suiting = next(part for part in LIKELIHOODS.values() if part.task == dataset.task)
-    chosen = experiment.likelihood or suiting()
+    suiting = default_likelihood(dataset.task)
+    chosen = experiment.likelihood or suiting
     if chosen.task != dataset.task:
         raise OptionError(
             f"--likelihood: {chosen.name} is for {chosen.task}, but {experiment.data.data} is a "

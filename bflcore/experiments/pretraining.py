@@ -58,6 +58,6 @@ def pretrain(
         )
     continual = recipe.hyper
     if not isinstance(continual, Continual):
-        continual = Continual()  # type: ignore[call-arg]  # mypy misses a default by position
+        continual = Continual()
     following = continual.update(broadcast, result.posterior[0], {})
     return attrs.evolve(following, round=broadcast.round), float(result.loss[0])

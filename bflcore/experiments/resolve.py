@@ -7,9 +7,9 @@ Precedence: component defaults < method < TOML < flags. A resolved experiment is
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -19,12 +19,14 @@ from bflcore.options import (
     Component,
     as_dict,
     build,
+    canonical,
+    evolve,
+    label,
     options_of,
     parse_spec,
-    parse_text,
     spec_text,
 )
-from bflcore.problem.likelihoods import LIKELIHOODS, Likelihood
+from bflcore.registry.kinds import CONFIGURABLE, KINDS, PARTS, Kind, kind_called
 from bflcore.settings import DataSettings, RunSettings
 
 if TYPE_CHECKING:
@@ -37,23 +39,17 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.methods import Method
     from bflcore.models.base import Model
+    from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.loading import Registry
     from bflcore.registry.loggers import Logger
     from bflcore.weighting import Weighting
 
-__all__ = ["Experiment", "Text", "read", "resolve"]
-
-PARTS = ("inference", "aggregator", "weighting", "hyper", "model", "engine", "likelihood")
-
-DEFAULTS = {"model": "mlp", "engine": "local"}  # parts that a method does not choose
+__all__ = ["Experiment", "chosen_class", "read", "resolve"]
 
 Values = dict[str, Any]
+S = TypeVar("S", bound=Component)
 
-
-class Text(str):
-    """An option's value as typed on the command line."""
-
-    __slots__ = ()
+OF_DATA = {kind.name: kind for kind in KINDS if kind.setting}  # chosen by a setting of the data
 
 
 @attrs.frozen
@@ -63,7 +59,7 @@ class Experiment:
     method: str
     run: RunSettings
     data: DataSettings
-    source: DataSource | None  # None: a user's own file
+    dataset: DataSource | None  # None: a user's own file
     partition: Partitioner
     inference: LocalInference
     aggregator: Aggregator
@@ -72,27 +68,29 @@ class Experiment:
     model: Model
     engine: Engine
     loggers: tuple[Logger, ...]
-    likelihood: Likelihood | None  # None: whatever suits the data
+    likelihood: Likelihood | None  # None: the default for the task
     label_noise: LabelNoise | None = None
+
+    def components(self) -> Iterator[Component]:
+        """Yield every component that decides the results, likelihood and data included."""
+        for kind in CONFIGURABLE:
+            if (found := getattr(self, kind.replace("-", "_"))) is not None:
+                yield found
 
     def as_toml(self) -> Values:
         """Return plain nested values; `resolve` on them gives this experiment back."""
-        data = as_dict(self.data) | {"partition": spec_text(self.partition)}
+        data = _options(self.data) | {"partition": spec_text(self.partition)}
         if self.label_noise is not None:
             data["label_noise"] = spec_text(self.label_noise)
-        if self.source is not None:
-            data["options"] = {k: v for k, v in as_dict(self.source).items() if k != "name"}
         parts = {kind: getattr(self, kind) for kind in PARTS}
-        return {
-            "method": self.method,
-            **{k: v for k, v in as_dict(self.run).items() if k != "name"},
-            "data": {k: v for k, v in data.items() if k != "name"},
-            **{kind: as_dict(part) for kind, part in parts.items() if part is not None},
-        }
+        tables = {kind: as_dict(part) for kind, part in parts.items() if part is not None}
+        if self.dataset is not None:
+            tables["dataset"] = _options(self.dataset)
+        return {"method": self.method, **_options(self.run), "data": data, **tables}
 
 
 def read(path: Path) -> Values:
-    """Read an experiment file. Raises `OptionError` when it is missing or no TOML."""
+    """Read an experiment file. Raises `OptionError` if it is missing or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -100,51 +98,161 @@ def read(path: Path) -> Values:
             f"cannot read {path}: {error.strerror}; give a method or a file"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is no valid TOML: {error}") from None
+        raise OptionError(f"{path} is not valid TOML: {error}") from None
 
 
 def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Experiment:
     """Resolve an experiment.
 
-    `file` and `flags` hold plain values: settings at the top, ``data`` and the parts as tables
-    (a part's ``name`` chooses it). Flags may hold `Text`, read by the option's type; the tables
-    ``dataset`` and ``partition`` of the flags set options of those. Raises `OptionError` or
-    `IncompatibleError`.
+    `file` and `flags` hold plain values in the same form: settings of the run at the top, those of
+    the data in the table ``data``, and a table of options per component (``inference``, ...,
+    ``dataset``, ``partition``, ``label-noise``); the ``name`` in a part's table chooses it. Raises
+    `OptionError` or `IncompatibleError`.
     """
-    recipe = cast("type[Method]", registry.get("method", method))
-    _refuse_unknown_defaults(recipe)
+    recipe = registry.methods[method]
     _refuse_unknown_keys(file)
-    run = build(RunSettings, _settings(RunSettings, recipe, file, flags), "--")
-    table = _table(file, "data")
-    data = build(DataSettings, _settings(DataSettings, recipe, table, flags.get("data", {})), "--")
+    run = _run_settings(recipe, file, flags)
+    data = _data_settings(recipe, file, flags)
     if "cohort" not in {**file, **flags} and run.cohort > data.clients - data.novel_clients:
-        run = attrs.evolve(
-            cast("Any", run), cohort=0
-        )  # the method's default is for more clients: take all
+        run = evolve(run, cohort=0)  # the method's cohort is for more clients: take all
     _check_counts(run, data)
-    parts = {
-        kind: _part(registry, kind, recipe, _table(file, kind), flags.get(kind, {}))
-        for kind in PARTS
+    parts: Values = {kind: _part(registry, recipe, kind, file, flags) for kind in PARTS}
+    fitted = (type(parts[kind]) for kind in compatibility.FITTED)
+    compatibility.check(registry, type(parts["inference"]), *fitted)
+    of_data: Values = {
+        kind.attribute: _of_data(registry, kind, data, file, flags) for kind in OF_DATA.values()
     }
-    compatibility.check(
-        registry,
-        type(cast("LocalInference", parts["inference"])),
-        *(cast(Any, type(parts[kind])) for kind in compatibility.FITTED),
-    )
     return Experiment(
         method=recipe.name,
         run=run,
         data=data,
-        source=_source(registry, data.data, table.get("options", {}), flags.get("dataset", {})),
         loggers=tuple(_logger(registry, name) for name in run.log),
-        partition=_partition(registry, data.partition, flags.get("partition", {})),
-        label_noise=_label_noise(data.label_noise),
-        **cast(Any, parts),
+        **parts,
+        **of_data,
     )
 
 
+def chosen_class(
+    registry: Registry, method: str, kind: str, file: Values, flags: Values
+) -> type[Component] | None:
+    """Return the class of the component that an experiment uses for a kind, if any.
+
+    Arguments are those of `resolve`; options are not looked at.
+    """
+    recipe = registry.methods[method]
+    if kind in OF_DATA:
+        data = _data_settings(recipe, file, flags)
+        return _class_of_data(registry, OF_DATA[kind], getattr(data, OF_DATA[kind].setting))
+    name = flags.get(kind, {}).get("name") or _table(file, kind).get("name")
+    return _class_of_part(registry, recipe, kind, name)
+
+
+def _options(component: Component) -> Values:
+    return {key: value for key, value in as_dict(component).items() if key != "name"}
+
+
+def _run_settings(recipe: type[Method], file: Values, flags: Values) -> RunSettings:
+    tables = {"method", "data", *CONFIGURABLE}
+    given = {key: value for key, value in file.items() if key not in tables}
+    return _settings(RunSettings, {"share": recipe.share, **recipe.settings}, given, flags)
+
+
+def _data_settings(recipe: type[Method], file: Values, flags: Values) -> DataSettings:
+    table = _table(file, "data")
+    return _settings(DataSettings, recipe.settings, table, flags.get("data", {}))
+
+
+def _settings(cls: type[S], recipe: Mapping[str, object], file: Values, flags: Values) -> S:
+    names = {declared.name for declared in options_of(cls)}
+    recommended = {key: value for key, value in recipe.items() if key in names}
+    given = {key: value for key, value in flags.items() if key in names}
+    return build(cls, recommended | file | given, "--")
+
+
+def _part(
+    registry: Registry, recipe: type[Method], kind: str, file: Values, flags: Values
+) -> Component | None:
+    """Return a part: the method's options hold for its own choice, the file's for the file's."""
+    table, given = _table(file, kind), dict(flags.get(kind, {}))
+    of_file = table.pop("name", None)
+    name = given.pop("name", None) or of_file
+    cls = _class_of_part(registry, recipe, kind, name)
+    if cls is None:
+        for key in table | given:
+            raise OptionError(
+                f"{label(kind, key)}: no {kind} is chosen; add --{kind} NAME "
+                f"(bfl list {kind} shows the names)"
+            )
+        return None
+    preset: Component | None = getattr(recipe, kind)
+    values = _options(preset) if type(preset) is cls and preset is not None else {}
+    if of_file is None or _class_of_part(registry, recipe, kind, of_file) is cls:
+        values |= canonical(cls, table)
+    values |= canonical(cls, given)
+    if kind == "model" and ":" in cls.name:
+        return _own_model(cls.name, values)
+    return build(cls, values, kind)
+
+
+def _class_of_part(
+    registry: Registry, recipe: type[Method], kind: str, name: str | None
+) -> type[Component] | None:
+    """Return the class called `name`, or the method's choice, or the kind's default, if any."""
+    preset: Component | None = getattr(recipe, kind)
+    if name is None and preset is not None:
+        return type(preset)
+    called = name or kind_called(kind).default
+    if kind == "model" and ":" in called:
+        from bflcore.models.user import load_factory
+
+        return type(load_factory(called))
+    return registry.of(kind)[called] if called else None
+
+
+def _own_model(name: str, options: Values) -> Model:
+    """Return the user's model ``module:factory``, which has no options."""
+    from bflcore.models.user import load_factory
+
+    for key in options:
+        raise OptionError(
+            f"{label('model', key)}: {name} is your own model, which has no options; "
+            "leave it out, or let the factory decide"
+        )
+    return load_factory(name)
+
+
+def _of_data(
+    registry: Registry, kind: Kind, data: DataSettings, file: Values, flags: Values
+) -> Component | None:
+    """Return the data set, partition or label noise that a setting chooses."""
+    text = getattr(data, kind.setting)
+    cls = _class_of_data(registry, kind, text)
+    table, given = _table(file, kind.name), flags.get(kind.name, {})
+    if kind.setting in flags.get("data", {}):  # the file's options are for the file's choice
+        of_file = _class_of_data(registry, kind, _table(file, "data").get(kind.setting))
+        table = table if of_file is cls and ":" not in text else {}
+    if cls is None:
+        for key in table | given:
+            raise OptionError(
+                f"{label(kind.name, key)}: {text or 'none'} has no options; choose another with "
+                f"--{kind.setting.replace('_', '-')} NAME (bfl list {kind.name} shows the names)"
+            )
+        return None
+    flag = f"--{kind.setting.replace('_', '-')}"
+    values = _options(parse_spec(cls, text, flag)) if ":" in text else {}
+    return build(cls, values | canonical(cls, table) | canonical(cls, given), kind.name)
+
+
+def _class_of_data(registry: Registry, kind: Kind, text: str | None) -> type[Component] | None:
+    """Return the class that ``name:values`` names; None for a user's own file, and for none."""
+    if text is None or text.endswith(".npz"):
+        return None
+    found: type[Component] = registry.of(kind.name)[text.partition(":")[0]]
+    return found
+
+
 def _logger(registry: Registry, name: str) -> Logger:
-    logger = cast("Logger", registry.get("logger", name)())
+    logger = registry.loggers[name]()
     logger.check()
     return logger
 
@@ -164,21 +272,10 @@ def _check_counts(run: RunSettings, data: DataSettings) -> None:
 
 
 def _refuse_unknown_keys(file: Values) -> None:
-    allowed = {"method", "data", *PARTS, *(o.name for o in options_of(RunSettings))}
+    allowed = {"method", "data", *CONFIGURABLE, *(o.name for o in options_of(RunSettings))}
     for key in file:
         if key not in allowed:
             raise unknown("key of the experiment file:", key, allowed)
-
-
-def _refuse_unknown_defaults(recipe: type[Method]) -> None:
-    """Refuse a default that no setting has; a part's own options are checked when it is built."""
-    settings = {o.name for cls in (RunSettings, DataSettings) for o in options_of(cls)}
-    allowed = settings | set(DEFAULTS)
-    for key in recipe.defaults:
-        if key.partition(".")[0] in PARTS and "." in key:
-            continue
-        if key not in allowed:
-            raise unknown(f"default of method {recipe.name}:", key, allowed)
 
 
 def _table(file: Values, key: str) -> Values:
@@ -186,82 +283,3 @@ def _table(file: Values, key: str) -> Values:
     if not isinstance(table, Mapping):
         raise OptionError(f"{key}: {table!r} is not allowed in the experiment file; write [{key}]")
     return dict(table)
-
-
-def _settings(cls: type[Component], recipe: type[Method], file: Values, flags: Values) -> Values:
-    names = {declared.name for declared in options_of(cls)}
-    tables = {"method", "data", "options", *PARTS}
-    values: Values = {k: v for k, v in recipe.defaults.items() if k in names}
-    if "share" in names:
-        values["share"] = recipe.share
-    values |= {k: v for k, v in file.items() if k in names or k not in tables}
-    return values | _typed(cls, {k: v for k, v in flags.items() if k in names}, "--")
-
-
-def _part(
-    registry: Registry, kind: str, recipe: type[Method], file: Values, flags: Values
-) -> Component | None:
-    preset = recipe.defaults.get(kind) or DEFAULTS.get(kind) or getattr(recipe, kind, None)
-    preset = None if preset is None else str(preset)
-    name = flags.get("name") or file.get("name") or preset
-    if name is None:
-        return None
-    found = _find(registry, kind, str(name))
-    if not isinstance(found, type):
-        return found
-    values: Values = {}
-    if preset and _find(registry, kind, preset) is found:
-        prefix = f"{kind}."
-        values = {
-            key.removeprefix(prefix): value
-            for key, value in recipe.defaults.items()
-            if key.startswith(prefix)
-        }
-    if not file.get("name") or _find(registry, kind, str(file["name"])) is found:
-        values |= {k: v for k, v in file.items() if k != "name"}
-    return build(found, values | _typed(found, flags, kind), kind)
-
-
-def _typed(cls: type[Component], flags: Values, where: str) -> Values:
-    return {
-        key: parse_text(cls, key, value, where) if isinstance(value, Text) else value
-        for key, value in flags.items()
-        if key != "name"
-    }
-
-
-def _find(registry: Registry, kind: str, name: str) -> type[Component] | Component:
-    """Return the class of a part, or the ready model of a user's ``module:factory``."""
-    if kind == "likelihood":
-        if name not in LIKELIHOODS:
-            raise unknown("likelihood", name, LIKELIHOODS)
-        return LIKELIHOODS[name]
-    if kind == "model" and ":" in name:
-        from bflcore.models.user import load_factory
-
-        return load_factory(name)
-    return registry.get(kind, name)
-
-
-def _source(registry: Registry, name: str, file: Values, flags: Values) -> DataSource | None:
-    if name.endswith(".npz"):
-        return None
-    cls = cast("type[DataSource]", registry.get("dataset", name))
-    return build(cls, file | _typed(cls, flags, "data"), "data")
-
-
-def _partition(registry: Registry, text: str, flags: Values) -> Partitioner:
-    cls = cast("type[Partitioner]", registry.get("partition", text.partition(":")[0]))
-    spec = {k: v for k, v in as_dict(parse_spec(cls, text, "--partition")).items() if k != "name"}
-    return build(cls, spec | _typed(cls, flags, "partition"), "partition")
-
-
-def _label_noise(text: str | None) -> LabelNoise | None:
-    if text is None:
-        return None
-    from bflcore.data.label_noise import LABEL_NOISES
-
-    name = text.partition(":")[0]
-    if name not in LABEL_NOISES:
-        raise unknown("value of --label-noise:", name, LABEL_NOISES)
-    return parse_spec(LABEL_NOISES[name], text, "--label-noise")

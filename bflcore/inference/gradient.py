@@ -45,7 +45,7 @@ class GradientInference(LocalInference):
     lr: float = option(1e-3, "learning rate", above=0)
     local_epochs: int = option(10, "passes over a client's data per round", at_least=1)
     batch_size: int = option(50, "samples per minibatch; the last batch may be smaller", at_least=1)
-    optimiser: str = option("adam", "the update rule", choices=("adam", "sgd"))
+    optimiser: str = option("adam", "update rule", choices=("adam", "sgd"), aliases=("optimizer",))
     momentum: float = option(0.0, "momentum of sgd", at_least=0, below=1)
     lr_decay: float = option(0.0, "fraction by which lr falls each round", at_least=0, below=1)
     lr_decay_after: int = option(0, "round after which lr begins to fall", at_least=0)

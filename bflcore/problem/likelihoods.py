@@ -13,7 +13,7 @@ from bflcore.options import Component, component, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LIKELIHOODS", "Categorical", "GaussianNoise", "Likelihood", "Predictive"]
+__all__ = ["Categorical", "GaussianNoise", "Likelihood", "Predictive", "default_likelihood"]
 
 
 @attrs.frozen(eq=False)
@@ -22,7 +22,7 @@ class Predictive:
 
     `draws` ``[K, S, B, C]``: class probabilities, or means of the targets, one per draw S of the
     parameters. `noise` is the variance of the observations (regression), in squared target units:
-    one number, or one a client ``[K, ...]`` that broadcasts to ``[K, B, C]``.
+    one number, or one per client ``[K, ...]`` that broadcasts to ``[K, B, C]``.
     """
 
     draws: Tensor
@@ -30,7 +30,7 @@ class Predictive:
 
 
 class Likelihood(Component, abc.ABC):
-    """Base of likelihoods."""
+    """Base of likelihoods that ``--likelihood NAME`` finds; each is for one task."""
 
     kind: ClassVar[str] = "likelihood"
     task: ClassVar[Literal["classification", "regression"]]
@@ -46,7 +46,7 @@ class Likelihood(Component, abc.ABC):
 
 @component
 class Categorical(Likelihood):
-    """Class labels: softmax of the outputs."""
+    """Model class labels: softmax of the outputs."""
 
     name = "categorical"
     task = "classification"
@@ -64,12 +64,12 @@ class Categorical(Likelihood):
 
 @component
 class GaussianNoise(Likelihood):
-    """Real targets: the outputs plus Gaussian noise of a known variance."""
+    """Model real targets: the outputs plus Gaussian noise of a known variance."""
 
     name = "gaussian"
     task = "regression"
 
-    noise_variance: float = option(0.1, "variance of the noise, in squared target units", above=0)
+    noise_variance: float = option(0.1, "variance of the noise (in squared target units)", above=0)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the negative log density of each sample ``[N]``, summed over targets."""
@@ -81,6 +81,6 @@ class GaussianNoise(Likelihood):
         return Predictive(outputs, outputs.new_tensor(self.noise_variance))
 
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    part.name: part for part in (Categorical, GaussianNoise)
-}
+def default_likelihood(task: Literal["classification", "regression"]) -> Likelihood:
+    """Return the likelihood of a task for which nobody chose one."""
+    return Categorical() if task == "classification" else GaussianNoise()

@@ -1,4 +1,4 @@
-"""The core's own parts, registered through the same hooks as everybody's."""
+"""The core's own components, registered through the same hooks as everyone's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from bflcore.aggregation import Aggregator, Average
 from bflcore.data import DATASETS, PARTITIONERS
 from bflcore.data.base import DataSource
+from bflcore.data.label_noise import LabelNoise, Pair, Symmetric
 from bflcore.data.partition import Partitioner
 from bflcore.engines.base import Engine
 from bflcore.engines.local import Local
@@ -18,6 +19,7 @@ from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models import MODELS
 from bflcore.models.base import Model
 from bflcore.posteriors import Gaussian, Point, Posterior
+from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood
 from bflcore.registry.hookspecs import hookimpl
 from bflcore.registry.loggers import CSV, Logger, MLflow, TensorBoard
 from bflcore.weighting import Equal, Examples, Weighting
@@ -60,6 +62,18 @@ def bfl_hyper_updates() -> Iterator[type[HyperUpdate]]:
 
 
 @hookimpl
+def bfl_models() -> Iterator[type[Model]]:
+    """Yield the core's models."""
+    yield from MODELS
+
+
+@hookimpl
+def bfl_likelihoods() -> Iterator[type[Likelihood]]:
+    """Yield the core's likelihoods."""
+    yield from (Categorical, GaussianNoise)
+
+
+@hookimpl
 def bfl_engines() -> Iterator[type[Engine]]:
     """Yield the local engine."""
     yield Local
@@ -78,12 +92,12 @@ def bfl_partitioners() -> Iterator[type[Partitioner]]:
 
 
 @hookimpl
-def bfl_loggers() -> Iterator[type[Logger]]:
-    """Yield the core's loggers."""
-    yield from (CSV, TensorBoard, MLflow)
+def bfl_label_noises() -> Iterator[type[LabelNoise]]:
+    """Yield the core's label noises."""
+    yield from (Pair, Symmetric)
 
 
 @hookimpl
-def bfl_models() -> Iterator[type[Model]]:
-    """Yield the core's models."""
-    yield from MODELS
+def bfl_loggers() -> Iterator[type[Logger]]:
+    """Yield the core's loggers."""
+    yield from (CSV, TensorBoard, MLflow)

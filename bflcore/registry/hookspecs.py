@@ -1,4 +1,4 @@
-"""The hooks: how a distribution contributes parts.
+"""The hooks: how a distribution contributes components.
 
 A plugin is a module named by an entry point of the group ``bfl``. It implements any of the hooks
 below; each takes no arguments and yields component classes. A complete plugin:
@@ -8,23 +8,40 @@ below; each takes no arguments and yields component classes. A complete plugin:
     # mine = "bfl_mine.plugin"
 
     # bfl_mine/plugin.py
-    from bflcore import Aggregator, component, hookimpl
+    from bflcore import Aggregator, Map, Method, component, hookimpl, option
 
     @component
     class Newest(Aggregator):
-        \"\"\"Keep the posterior of the last client.\"\"\"
+        \"\"\"Keep the posterior of one of the last clients.\"\"\"
 
         name = "newest"
+        reference = "new"
+        families = ("point", "gaussian")
+
+        back: int = option(1, "position of the client kept (1 = last)", at_least=1)
 
         def fuse(self, posteriors, weights, prior):
-            return posteriors[-1]
+            return posteriors[-self.back]
+
+    class Latest(Method):
+        \"\"\"Train one client after another.\"\"\"
+
+        name = "latest"
+        reference = "new"
+        inference = Map(local_epochs=2)
+        aggregator = Newest(back=1)
+        settings = {"rounds": 10}
 
     @hookimpl
     def bfl_aggregators():
         yield Newest
 
-Declaring a part must not import torch: keep numerics in modules of their own and import them
-inside the methods that need them.
+    @hookimpl
+    def bfl_methods():
+        yield Latest
+
+Declaring a component must not import torch. Write ``torch = lazy("torch")`` (see `bflcore.lazy`),
+which imports it when it is first used, or import it inside the methods that need it.
 """
 
 from __future__ import annotations
@@ -37,6 +54,7 @@ import pluggy
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator
     from bflcore.data.base import DataSource
+    from bflcore.data.label_noise import LabelNoise
     from bflcore.data.partition import Partitioner
     from bflcore.engines.base import Engine
     from bflcore.hyper import HyperUpdate
@@ -44,37 +62,22 @@ if TYPE_CHECKING:
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.posteriors import Posterior
+    from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.command import Command
     from bflcore.registry.loggers import Logger
     from bflcore.weighting import Weighting
 
-__all__ = ["GROUP", "HOOKS", "hookimpl", "hookspec"]
+__all__ = ["GROUP", "hookimpl", "hookspec"]
 
 GROUP = "bfl"
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
-# Kind of component -> the hook that yields its classes.
-HOOKS = {
-    "method": "bfl_methods",
-    "posterior": "bfl_posteriors",
-    "inference": "bfl_inferences",
-    "aggregator": "bfl_aggregators",
-    "weighting": "bfl_weightings",
-    "hyper": "bfl_hyper_updates",
-    "engine": "bfl_engines",
-    "dataset": "bfl_datasets",
-    "partition": "bfl_partitioners",
-    "model": "bfl_models",
-    "logger": "bfl_loggers",
-    "command": "bfl_commands",
-}
-
 
 @hookspec
 def bfl_methods() -> Iterable[type[Method]]:
-    """Yield methods: named recipes of parts with defaults and a citation."""
+    """Yield methods: named recipes of parts, with a citation."""
 
 
 @hookspec
@@ -103,13 +106,23 @@ def bfl_hyper_updates() -> Iterable[type[HyperUpdate]]:
 
 
 @hookspec
+def bfl_models() -> Iterable[type[Model]]:
+    """Yield models: networks that declare their head."""
+
+
+@hookspec
+def bfl_likelihoods() -> Iterable[type[Likelihood]]:
+    """Yield likelihoods: how a network's outputs explain the targets."""
+
+
+@hookspec
 def bfl_engines() -> Iterable[type[Engine]]:
     """Yield engines: where clients run."""
 
 
 @hookspec
 def bfl_datasets() -> Iterable[type[DataSource]]:
-    """Yield data sets."""
+    """Yield data sets: what ``--data NAME`` loads."""
 
 
 @hookspec
@@ -118,8 +131,8 @@ def bfl_partitioners() -> Iterable[type[Partitioner]]:
 
 
 @hookspec
-def bfl_models() -> Iterable[type[Model]]:
-    """Yield models: networks that declare their head."""
+def bfl_label_noises() -> Iterable[type[LabelNoise]]:
+    """Yield label noises: which training labels are made wrong."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""The registry: every installed part by kind and name, and what is wrong with broken plugins.
+"""The registry: every installed component by kind and name, and why a plugin is broken.
 
 Entry points load one by one, sorted by distribution. A plugin is all or nothing: whatever goes
 wrong with it marks it broken, with the reason and its distribution, and everything else works.
@@ -7,12 +7,12 @@ Set ``BFL_STRICT_PLUGINS=1`` to raise instead.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import pluggy
@@ -20,21 +20,40 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from bflcore.errors import PluginError, nearest, unknown
+from bflcore.errors import BflError, PluginError, nearest, unknown
 from bflcore.options import Component
 from bflcore.registry import builtin, hookspecs
-from bflcore.registry.hookspecs import GROUP, HOOKS
+from bflcore.registry.hookspecs import GROUP
+from bflcore.registry.kinds import KINDS, Kind, kind_called
 
-__all__ = ["Distribution", "Registry", "load_registry"]
+if TYPE_CHECKING:
+    from bflcore.aggregation import Aggregator
+    from bflcore.data.base import DataSource
+    from bflcore.data.label_noise import LabelNoise
+    from bflcore.data.partition import Partitioner
+    from bflcore.engines.base import Engine
+    from bflcore.hyper import HyperUpdate
+    from bflcore.inference.base import LocalInference
+    from bflcore.methods import Method
+    from bflcore.models.base import Model
+    from bflcore.posteriors import Posterior
+    from bflcore.problem.likelihoods import Likelihood
+    from bflcore.registry.command import Command
+    from bflcore.registry.loggers import Logger
+    from bflcore.weighting import Weighting
+
+__all__ = ["Plugin", "Registry", "View", "load_registry", "read_plugins"]
 
 CORE = "bflcore"
-Part = type[Component]
-Installed = importlib.metadata.Distribution
+HOOKS = tuple(kind.hook for kind in KINDS)
+
+C = TypeVar("C", bound=Component)
+D = TypeVar("D")
 
 
 @attrs.frozen
-class Distribution:
-    """One plugin: its distribution, whether it works, why not, and the parts it contributes."""
+class Plugin:
+    """One plugin: its distribution, whether it works, why not, and what it contributes."""
 
     name: str
     version: str
@@ -44,93 +63,136 @@ class Distribution:
     components: tuple[tuple[str, str], ...] = ()
 
 
+@attrs.frozen
+class Entry:
+    """A component and the distribution that contributes it."""
+
+    component: type[Any]
+    owner: str
+
+
+class View(Mapping[str, "type[C]"]):
+    """The components of one kind, by name or alias; iterates over the names, sorted."""
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry], registry: Registry) -> None:
+        self._kind = kind
+        self._entries = entries  # by name and by alias
+        self._registry = registry
+
+    def __getitem__(self, name: str) -> type[C]:
+        """Return the component of this name or alias.
+
+        Raises `OptionError` with the nearest name if there is none.
+        """
+        return self.entry(name).component
+
+    def __iter__(self) -> Iterator[str]:
+        names = (name for name, entry in self._entries.items() if name == entry.component.name)
+        return iter(sorted(names))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get(self, name: str, default: D | None = None) -> type[C] | D | None:  # type: ignore[override]
+        """Return the component of this name or alias, or `default`."""
+        entry = self._entries.get(name)
+        return default if entry is None else entry.component
+
+    def entry(self, name: str) -> Entry:
+        """Return the component of this name or alias with its distribution."""
+        if name not in self._entries:
+            broken = any(plugin.state != "ok" for plugin in self._registry.plugins)
+            hint = " (a plugin is broken: bfl list-plugins)" if broken else ""
+            raise unknown(self._kind, name, self._entries, f"bfl list {self._kind}{hint}")
+        return self._entries[name]
+
+
 class Registry:
-    """Parts by kind and by name or alias."""
+    """Components by kind, then by name or alias: ``registry.aggregators["average"]``."""
+
+    methods: View[Method]
+    posteriors: View[Posterior]
+    inferences: View[LocalInference]
+    aggregators: View[Aggregator]
+    weightings: View[Weighting]
+    hyper_updates: View[HyperUpdate]
+    models: View[Model]
+    likelihoods: View[Likelihood]
+    engines: View[Engine]
+    datasets: View[DataSource]
+    partitions: View[Partitioner]
+    label_noises: View[LabelNoise]
+    loggers: View[Logger]
+    commands: View[Command]
 
     def __init__(self) -> None:
-        self._distributions: list[Distribution] = []
-        self._parts: dict[str, dict[str, Part]] = {kind: {} for kind in HOOKS}
-        self._names: dict[str, dict[str, tuple[Part, str]]] = {kind: {} for kind in HOOKS}
+        self._plugins: list[Plugin] = []
+        self._entries: dict[str, dict[str, Entry]] = {kind.name: {} for kind in KINDS}
+        for kind in KINDS:
+            setattr(self, kind.plural, View(kind.name, self._entries[kind.name], self))
 
     @property
-    def distributions(self) -> tuple[Distribution, ...]:
+    def plugins(self) -> tuple[Plugin, ...]:
         """Every plugin found, working or not: the core first, then by name."""
-        return tuple(self._distributions)
+        return tuple(self._plugins)
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of component."""
-        return tuple(HOOKS)
+    def of(self, kind: str) -> View[Any]:
+        """Return the components of a kind that is known by name only.
 
-    def all(self, kind: str) -> tuple[Part, ...]:
-        """Return every part of a kind, sorted by name."""
-        self._check_kind(kind)
-        return tuple(part for _, part in sorted(self._parts[kind].items()))
-
-    def get(self, kind: str, name: str) -> Part:
-        """Return the part called `name` (or so abbreviated).
-
-        Raises `OptionError` with the nearest name when there is none.
+        Raises `OptionError` with the nearest kind if there is none of that name.
         """
-        self._check_kind(kind)
-        if name in self._names[kind]:
-            return self._names[kind][name][0]
-        broken = any(d.state != "ok" for d in self._distributions)
-        step = f"bfl list {kind}" + (" (a plugin is broken: bfl list-plugins)" if broken else "")
-        raise unknown(kind, name, self._names[kind], step)
+        view: View[Any] = getattr(self, kind_called(kind).plural)
+        return view
 
     def owner(self, kind: str, name: str) -> str:
-        """Return the distribution that contributes a part."""
-        self.get(kind, name)
-        return self._names[kind][name][1]
+        """Return the distribution that contributes a component."""
+        return self.of(kind).entry(name).owner
 
-    def add(self, distribution: Distribution, parts: Iterable[tuple[str, Part]]) -> None:
-        """Register a working plugin's parts: all of them, or none and `PluginError`."""
-        found = list(parts)
+    def add(self, plugin: Plugin, components: Iterable[type[Component]]) -> None:
+        """Register a working plugin's components: all of them, or none and `PluginError`."""
+        found = list(components)
         taken: set[tuple[str, str]] = set()
-        for kind, part in found:
-            for name in (part.name, *part.aliases):
-                owner = self._names[kind].get(name)
-                if owner or (kind, name) in taken:
-                    by = f"by {owner[1]}" if owner else "twice by this plugin"
-                    raise PluginError(f"{kind} {name!r} is already registered {by}")
-                taken.add((kind, name))
-        for kind, part in found:
-            self._parts[kind][part.name] = part
-            for name in (part.name, *part.aliases):
-                self._names[kind][name] = (part, distribution.name)
-        names = tuple((kind, part.name) for kind, part in found)
-        self._distributions.append(attrs.evolve(distribution, components=names))
+        for component in found:
+            for name in (component.name, *component.aliases):
+                owner = self._entries[component.kind].get(name)
+                if owner or (component.kind, name) in taken:
+                    by = f"by {owner.owner}" if owner else "twice by this plugin"
+                    raise PluginError(f"{component.kind} {name!r} is already registered {by}")
+                taken.add((component.kind, name))
+        for component in found:
+            for name in (component.name, *component.aliases):
+                self._entries[component.kind][name] = Entry(component, plugin.name)
+        names = tuple((component.kind, component.name) for component in found)
+        self._plugins.append(attrs.evolve(plugin, components=names))
 
-    def add_broken(self, distribution: Distribution, reason: str) -> None:
-        """Note a plugin that does not work."""
-        self._distributions.append(attrs.evolve(distribution, state="broken", reason=reason))
-
-    def _check_kind(self, kind: str) -> None:
-        if kind not in HOOKS:
-            raise unknown("kind", kind, HOOKS, "bfl list")
+    def add_broken(self, plugin: Plugin, reason: str) -> None:
+        """Record a plugin that does not work."""
+        self._plugins.append(attrs.evolve(plugin, state="broken", reason=reason))
 
 
 @cache
 def load_registry() -> Registry:
-    """Load the core's parts and every installed plugin's."""
+    """Load the core's components and every installed plugin's."""
     return read_plugins(builtin)
 
 
 def read_plugins(core: ModuleType) -> Registry:
-    """Load the parts of `core` and of every entry point of the group ``bfl``, uncached."""
+    """Load the components of `core` and of every entry point of the group ``bfl``, uncached."""
     registry = Registry()
-    version = importlib.metadata.version(CORE)
-    registry.add(Distribution(CORE, version, core.__name__), _parts_of(core))
-    for distribution, installed in _installed():
-        _load(registry, distribution, installed, version)
+    version = metadata.version(CORE)
+    registry.add(Plugin(CORE, version, core.__name__), _components_of(core))
+    for plugin, installed in _installed():
+        _load(registry, plugin, installed, version)
     return registry
 
 
-def _installed() -> list[tuple[Distribution, Installed]]:
+def _installed() -> list[tuple[Plugin, metadata.Distribution]]:
     """Return every plugin with its metadata, sorted; a name's first place on the path wins."""
-    found: dict[str, list[tuple[Distribution, Installed]]] = {}
-    for installed in importlib.metadata.distributions():
+    found: dict[str, list[tuple[Plugin, metadata.Distribution]]] = {}
+    for installed in metadata.distributions():
         plugins = _plugins_of(installed)
         if plugins:
             name = canonicalize_name(plugins[0].name)
@@ -138,7 +200,7 @@ def _installed() -> list[tuple[Distribution, Installed]]:
     return [pair for _, pairs in sorted(found.items()) for pair in pairs]
 
 
-def _plugins_of(installed: Installed) -> list[Distribution]:
+def _plugins_of(installed: metadata.Distribution) -> list[Plugin]:
     """Return a distribution's plugins, still unloaded; one alone if its entries are malformed."""
     text = installed.read_text("entry_points.txt") or ""
     if f"[{GROUP}]" not in text:  # most of what is installed: leave its metadata unread
@@ -149,11 +211,11 @@ def _plugins_of(installed: Installed) -> list[Distribution]:
         entries = sorted(installed.entry_points.select(group=GROUP), key=lambda entry: entry.name)
     except Exception as error:
         reason = f"entry_points.txt is malformed ({_reason(error)})"
-        return [Distribution(name or "(no name)", version, "?", "broken", reason)]
-    return [Distribution(name or entry.name, version, entry.value) for entry in entries]
+        return [Plugin(name or "(no name)", version, "?", "broken", reason)]
+    return [Plugin(name or entry.name, version, entry.value) for entry in entries]
 
 
-def _metadata(installed: Installed, field: str) -> list[str]:
+def _metadata(installed: metadata.Distribution, field: str) -> list[str]:
     """Return a field's values; none where the metadata are missing, which some finders raise."""
     try:
         return installed.metadata.get_all(field) or []
@@ -162,26 +224,26 @@ def _metadata(installed: Installed, field: str) -> list[str]:
 
 
 def _load(
-    registry: Registry, distribution: Distribution, installed: Installed, core_version: str
+    registry: Registry, plugin: Plugin, installed: metadata.Distribution, core_version: str
 ) -> None:
-    name, version = distribution.name, distribution.version
+    name, version = plugin.name, plugin.version
     try:
         _check_requirement(_declared_requirement(installed), core_version)
-        module = _module_of(distribution)
+        module = _module_of(plugin)
         _check_requirement(getattr(module, "BFLCORE_REQUIRES", ""), core_version)
-        registry.add(distribution, _parts_of(module))
+        registry.add(plugin, _components_of(module))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may do anything, even exit
         if os.environ.get("BFL_STRICT_PLUGINS") == "1":
             raise PluginError(f"plugin {name} {version}: {_reason(error)}") from error
-        registry.add_broken(distribution, _reason(error))
+        registry.add_broken(plugin, _reason(error))
 
 
-def _module_of(distribution: Distribution) -> object:
-    if distribution.state != "ok":
-        raise PluginError(distribution.reason)
-    return importlib.metadata.EntryPoint("plugin", distribution.module, GROUP).load()
+def _module_of(plugin: Plugin) -> object:
+    if plugin.state != "ok":
+        raise PluginError(plugin.reason)
+    return metadata.EntryPoint("plugin", plugin.module, GROUP).load()
 
 
 def _reason(error: BaseException) -> str:
@@ -189,12 +251,12 @@ def _reason(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # the stranger's exception cannot even be printed
         text = ""
-    if isinstance(error, PluginError):
+    if text and isinstance(error, BflError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _declared_requirement(installed: Installed) -> str:
+def _declared_requirement(installed: metadata.Distribution) -> str:
     """Return the versions of the core that a distribution's metadata ask for, all of them."""
     specifiers = []
     for line in _metadata(installed, "Requires-Dist"):
@@ -212,12 +274,12 @@ def _check_requirement(specifier: str, version: str) -> None:
     try:
         fits = SpecifierSet(specifier).contains(version, prereleases=True)
     except (InvalidSpecifier, TypeError):
-        raise PluginError(f"BFLCORE_REQUIRES {specifier!r} is no version specifier") from None
+        raise PluginError(f"BFLCORE_REQUIRES {specifier!r} is not a version specifier") from None
     if not fits:
         raise PluginError(f"needs bflcore{specifier}, but {version} is installed")
 
 
-def _parts_of(module: object) -> list[tuple[str, Part]]:
+def _components_of(module: object) -> list[type[Component]]:
     """Call every hook of one module, in a pluggy manager of its own.
 
     Nothing is left half registered: a plugin that fails takes its manager with it.
@@ -227,22 +289,22 @@ def _parts_of(module: object) -> list[tuple[str, Part]]:
     _refuse_misspelt(module)
     manager.register(module)
     manager.check_pending()
-    parts: list[tuple[str, Part]] = []
-    for kind, hook in HOOKS.items():
-        caller = getattr(manager.hook, hook)
+    components: list[type[Component]] = []
+    for kind in KINDS:
+        caller = getattr(manager.hook, kind.hook)
         results = caller()
         if caller.get_hookimpls() and not results:  # pluggy drops None
-            raise PluginError(f"{hook} returned nothing; yield the classes")
+            raise PluginError(f"{kind.hook} returned nothing; yield the classes")
         for yielded in results:
-            parts += [(kind, _checked(part, kind, hook)) for part in yielded]
-    return parts
+            components += [_checked(component, kind) for component in yielded]
+    return components
 
 
 def _refuse_misspelt(module: object) -> None:
     for name in _hooklike(module):
-        if name not in HOOKS.values():
-            near = nearest(name, HOOKS.values())
-            raise PluginError(f"{name} is no hook{near}; hooks: {', '.join(HOOKS.values())}")
+        if name not in HOOKS:
+            near = nearest(name, HOOKS)
+            raise PluginError(f"unknown hook {name}{near}; hooks: {', '.join(HOOKS)}")
         if not hasattr(getattr(module, name), f"{GROUP}_impl"):
             raise PluginError(f"{name} is not marked; write @hookimpl above it")
 
@@ -254,16 +316,22 @@ def _hooklike(module: object) -> Iterator[str]:
             yield name
 
 
-def _checked(part: Any, kind: str, hook: str) -> Part:
-    if not (isinstance(part, type) and issubclass(part, Component)):
-        raise PluginError(f"{hook} yielded {part!r}, which is no class of a {kind}")
-    if getattr(part, "kind", None) != kind:
-        raise PluginError(f"{hook} yielded {part!r}, which is no class of a {kind}")
-    if not _is_name(getattr(part, "name", None)):
-        raise PluginError(f"{hook} yielded {part.__name__}, which has no name")
-    if not (isinstance(part.aliases, tuple) and all(map(_is_name, part.aliases))):
-        raise PluginError(f"{hook} yielded {part.__name__}, whose aliases are no tuple of names")
-    return part
+def _checked(component: Any, kind: Kind) -> type[Component]:
+    """Return a component that a hook yielded. Raises `PluginError` unless it is of the kind."""
+    base = kind.base_class
+    fits = isinstance(component, type) and issubclass(component, base)
+    if not fits or getattr(component, "kind", None) != kind.name:
+        raise PluginError(
+            f"{kind.hook} yielded {component!r}; expected a subclass of {kind.public_base}"
+        )
+    if not _is_name(getattr(component, "name", None)):
+        raise PluginError(f"{kind.hook} yielded {component.__name__}, which has no name")
+    if not (isinstance(component.aliases, tuple) and all(map(_is_name, component.aliases))):
+        raise PluginError(
+            f"{kind.hook} yielded {component.__name__}; its aliases must be a tuple of names"
+        )
+    found: type[Component] = component
+    return found
 
 
 def _is_name(value: object) -> bool:

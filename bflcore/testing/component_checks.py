@@ -1,4 +1,4 @@
-"""What every part must do: be frozen, named, documented, storable, and quick to import."""
+"""What every component must do: be frozen, named, documented, storable and quick to import."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from functools import cache
 import attrs
 
 from bflcore.options import Component, as_dict, build, options_of, parse_text
+from bflcore.registry.kinds import KINDS
 
 __all__ = ["checks_of"]
 
 Part = type[Component]
 
 WORDS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-CITED = ("method", "inference", "aggregator", "weighting", "hyper")  # kinds that cite a source
+CITED = tuple(kind.name for kind in KINDS if kind.cites)
 
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
@@ -65,7 +66,7 @@ def is_documented(part: Part) -> None:
         raise AssertionError(f"{part.__name__} has no docstring; bfl list shows its first line")
     if not part.summary().endswith("."):
         raise AssertionError(
-            f"the docstring's first line is no sentence, full stop included: {part.summary()!r}"
+            f"the docstring's first line must be a sentence with a full stop: {part.summary()!r}"
         )
     if part.kind in CITED and not part.reference:
         raise AssertionError('reference is empty; give the paper, year and equation, or "new"')
@@ -76,7 +77,7 @@ def explains_its_options(part: Part) -> None:
     for field in attrs.fields(part) if attrs.has(part) else ():
         if "help" not in field.metadata:
             raise AssertionError(
-                f"field {field.name} is no option, so it would be neither stored nor listed; "
+                f"field {field.name} is not an option, so it would be neither stored nor listed; "
                 'declare it as option(default, "help")'
             )
     for option in options_of(part):
@@ -126,7 +127,7 @@ def _import_without_torch(module: str) -> None:
     if found.stdout.split()[-1:] == ["True"]:
         raise AssertionError(
             f"import {module} imports torch, which makes every bfl command slow; import torch in "
-            "the methods that use it, for annotations under TYPE_CHECKING"
+            'the methods that use it, or write torch = lazy("torch") (bflcore.lazy)'
         )
 
 

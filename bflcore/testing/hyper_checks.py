@@ -125,10 +125,9 @@ def _inferences(part: Part) -> list[Any]:
     from bflcore.registry.loading import load_registry
 
     registry = load_registry()
-    methods: Any = [m for m in registry.all("method") if m.hyper == part.name]  # type: ignore[attr-defined]
-    names = {method.inference for method in methods}
-    found: Any = [i for i in registry.all("inference") if i.name in names]
-    candidates: Any = found or registry.all("inference")
+    methods = [m for m in registry.methods.values() if type(m.hyper) is part]
+    found = sorted({type(m.inference) for m in methods}, key=lambda inference: inference.name)
+    candidates = found or [*registry.inferences.values()]
     fitting = [i for i in candidates if not part.families or i.family in part.families]
     if not fitting:  # nothing to check would look like nothing wrong
         raise AssertionError(

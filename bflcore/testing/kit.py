@@ -1,4 +1,4 @@
-"""The conformance kit: what every part must do, as a list of plain checks.
+"""The conformance kit: what every component must do, as a list of plain checks.
 
     for check in checks(MyInference):
         check.function()                # raises where MyInference is wrong
@@ -23,29 +23,17 @@ import attrs
 
 from bflcore.errors import BflError
 from bflcore.options import Component
+from bflcore.registry.kinds import KINDS
 
 __all__ = ["Check", "Outcome", "checks", "parametrize_with_checks"]
 
 Part = type[Component]
 Function = Callable[[Any], None]
 
-# Kind -> the module whose `checks_of(part)` yields what is asked of that kind beyond every part.
-MODULES = {
-    "posterior": "posterior_checks",
-    "inference": "inference_checks",
-    "aggregator": "aggregator_checks",
-    "weighting": "weighting_checks",
-    "hyper": "hyper_checks",
-    "engine": "engine_checks",
-    "method": "method_checks",
-    "model": "model_checks",
-    "partition": "partition_checks",
-}
-
 
 @attrs.frozen
 class Outcome:
-    """What came of a check; `reason` says in one line why it failed, or was expected to."""
+    """The outcome of a check; `reason` says in one line why it failed or was expected to."""
 
     state: Literal["ok", "failed", "expected failure"]
     reason: str = ""
@@ -87,7 +75,7 @@ def checks(part: Part) -> Iterator[Check]:
         if name not in found:
             asked = "; ".join(found)
             raise ValueError(
-                f"{part.__name__}.expected_failures names {name!r}, which is no check of "
+                f"{part.__name__}.expected_failures names {name!r}, which is not a check of "
                 f"{part.kind} {part.name}; checks: {asked}"
             )
     for name, function in found.items():
@@ -121,8 +109,8 @@ def _functions(part: Part) -> Iterator[Function]:
     from bflcore.testing import component_checks
 
     yield from component_checks.checks_of(part)
-    if part.kind in MODULES:
-        yield from import_module(f"bflcore.testing.{MODULES[part.kind]}").checks_of(part)
+    for module in (kind.checks for kind in KINDS if kind.name == part.kind and kind.checks):
+        yield from import_module(f"bflcore.testing.{module}").checks_of(part)
 
 
 def _sentence(function: Function) -> str:

@@ -1,4 +1,4 @@
-"""What a method must do: name parts that exist and fit, and run."""
+"""What a method must do: choose parts that are registered and fit, and run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from bflcore.experiments.resolve import resolve
 from bflcore.methods import Method
 from bflcore.options import options_of
 from bflcore.registry import builtin
-from bflcore.registry.loading import Distribution, Registry, read_plugins
+from bflcore.registry.kinds import kind_called
+from bflcore.registry.loading import Plugin, Registry, read_plugins
 from bflcore.testing.problems import QUICK
 
 __all__ = ["checks_of"]
@@ -26,24 +27,28 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 -
 
 
 def parts_exist_and_fit(part: Part) -> None:
-    """Inference, aggregator, weighting and update are installed and fit each other.
-
-    They have the options that `defaults` sets.
-    """
-    resolve(_registry(part), part.name, {}, {})
+    """The parts are registered under their names and fit each other."""
+    registry = _registry(part)
+    for kind, chosen in part.parts().items():
+        if registry.of(kind).get(chosen.name) is not type(chosen):
+            raise AssertionError(
+                f"{kind} {chosen.name} is not registered; yield {type(chosen).__name__} from "
+                f"{kind_called(kind).hook}"
+            )
+    resolve(registry, part.name, {}, {})
 
 
 def runs_two_rounds(part: Part) -> None:
-    """Two rounds on a small synthetic data set end with figures that are numbers."""
+    """Two rounds on a small synthetic data set end with metrics that are finite numbers."""
     from bflcore.experiments.directory import RunDirectory
     from bflcore.experiments.prepare import prepare
     from bflcore.experiments.run import execute
 
     registry = _registry(part)
-    known = {option.name for option in options_of(registry.get("inference", part.inference))}
+    known = {option.name for option in options_of(type(part.inference))}
     flags: Any = {
         "rounds": 2,
-        "cohort": 3,  # all of them: a recipe may ask for more than there are here
+        "cohort": 3,  # all of them: a method may ask for more than there are here
         "data": {"data": "synthetic", "clients": 3, "train_per_class": 6, "test_per_class": 6},
         "inference": {name: value for name, value in QUICK.items() if name in known},
         "engine": {"workers": 1},
@@ -58,12 +63,14 @@ def runs_two_rounds(part: Part) -> None:
     for name in ("nll", "accuracy"):
         value = summary["final"][f"personal.{name}"]["mean"]
         if not math.isfinite(value):
-            raise AssertionError(f"personal.{name} after two rounds is {value}, no number")
+            raise AssertionError(
+                f"personal.{name} after two rounds is {value}, not a finite number"
+            )
 
 
 def _registry(part: Part) -> Registry:
-
+    """Return what is installed, and the method where it is not."""
     registry = read_plugins(builtin)
-    if part not in registry.all("method"):
-        registry.add(Distribution("under test", "0", part.__module__), [("method", part)])
+    if part not in registry.methods.values():
+        registry.add(Plugin("under test", "0", part.__module__), [part])
     return registry

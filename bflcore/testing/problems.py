@@ -180,7 +180,7 @@ def families(part: Any) -> list[type[Posterior]]:
     """Return the posterior families that a part declares to know, of those installed."""
     from bflcore.registry.loading import load_registry
 
-    installed: Any = load_registry().all("posterior")
+    installed = load_registry().posteriors.values()
     known = [family for family in installed if not part.families or family.name in part.families]
     if not known:  # nothing to check would look like nothing wrong
         raise AssertionError(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bflcore.data.partition import Partition
+from bflcore.registry.kinds import CONFIGURABLE
 
 QUICK = (
     "--data",
@@ -207,6 +208,24 @@ MISTAKES = {
     "option-part": (("run", "fedavg", "-o", "infrence.lr=3"), "(did you mean inference?)"),
     "command": (("rn",), "unknown command 'rn' (did you mean run?)"),
     "flag": (("run", "fedavg", "--cleints", "3"), "--clients"),
+    "dataset-option": (
+        ("run", "fedavg", "--data", "synthetic", "-o", "dataset.alphaa=3"),
+        "'dataset.alphaa' (did you mean dataset.alpha?)",
+    ),
+    "own-file-option": (
+        ("run", "fedavg", "--data", "short.npz", "-o", "dataset.owners=3"),
+        "dataset.owners: short.npz has no options",
+    ),
+    "label-noise": (("run", "fedavg", "--label-noise", "pari:0.1"), "(did you mean pair?)"),
+    "label-noise-option": (
+        ("run", "fedavg", "--label-noise", "pair", "-o", "label-noise.eps=1"),
+        "label-noise.eps: 1.0 is not allowed",
+    ),
+    "option-text": (("run", "fedavg", "--lr", "fast"), "inference.lr: 'fast' is not allowed"),
+    "option-of-nothing": (
+        ("run", "fedavg", "-o", "likelihood.noise_variance=3"),
+        "likelihood.noise_variance: no likelihood is chosen; add --likelihood NAME",
+    ),
     "clients": (("run", "fedavg", "--clients", "0"), "--clients: 0 is not allowed"),
     "clients-text": (("run", "fedavg", "--clients", "ten"), "--clients: 'ten' is not allowed"),
     "lr": (("run", "fedavg", "--lr", "-1"), "inference.lr: -1.0 is not allowed"),
@@ -318,6 +337,54 @@ def test_listings_answer(bfl):
         assert bfl(command)[0] == 0
 
 
+def test_settings_are_listed_and_explained(bfl):
+    assert "settings\n  run " in bfl("list")[1]
+    assert set(json.loads(bfl("list", "settings", "--json")[1])["settings"][0]) == {
+        "name", "aliases", "distribution", "summary"
+    }  # fmt: skip
+    _, text, _ = bfl("show", "settings", "run")
+    assert "--rounds = 100  (int) [at least 1]\n      number of rounds" in text
+    assert "--train-per-class = none  (int or none)" in bfl("show", "settings", "data")[1]
+    status, _, err = bfl("show", "settings", "rum")
+    assert (status, "did you mean run?" in err) == (2, True)
+
+
+def test_a_method_is_shown_with_its_parts_and_what_it_sets(bfl):
+    _, text, _ = bfl("show", "method", "fedsi")
+    lines = [line.split() for line in text.splitlines()]
+    assert ["inference", "subnetwork-laplace"] in lines
+    assert ["prior_variance", "=", "0.1"] in lines
+    assert ["rounds", "60"] in lines
+    assert not any("fraction" in line for line in lines)  # the part's own default
+    found = json.loads(bfl("show", "method", "fedsi", "--json")[1])
+    assert found["parts"]["hyper"] == {"name": "continual", "options": {"zero_variance": 0.0}}
+    assert (found["share"], found["settings"]) == ("body", {"rounds": 60})
+
+
+@pytest.mark.parametrize("command", [["list"], ["list-plugins"], ["matrix"]])
+def test_lists_are_whole_lines_when_the_terminal_is_narrow(bfl, command, monkeypatch):
+    wide = bfl(*command)[1]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert bfl(*command)[1] == wide
+
+
+def test_optimizer_is_another_spelling_of_optimiser(bfl, tmp_path):
+    words = ("-o", "inference.optimizer=sgd", "--out", "run", "--rounds", "1")
+    assert bfl("run", "fedavg", *QUICK, *words)[0] == 0
+    stored = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
+    assert stored["inference"]["optimiser"] == "sgd"
+    both = ("-o", "inference.optimizer=sgd", "-o", "inference.optimiser=adam")
+    status, _, err = bfl("run", "fedavg", *both)
+    assert (status, "which means the same" in err) == (2, True)
+
+
+def test_a_data_sets_options_are_stored_in_a_table_of_its_name(bfl, tmp_path):
+    assert bfl("run", "fedavg", *QUICK, "--rounds", "1", "--out", "run")[0] == 0
+    stored = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
+    assert (stored["dataset"]["owners"], stored["dataset"]["samples"]) == (4, 30)
+    assert "options" not in stored["data"]
+
+
 def test_a_methods_cohort_for_more_clients_than_there_are_is_all_of_them(bfl, tmp_path):
     quick = (*QUICK, "-o", "inference.local_epochs=1")
     status, _, err = bfl("run", "superfed-mm", *quick, "--out", "run")
@@ -330,10 +397,20 @@ def test_a_methods_cohort_for_more_clients_than_there_are_is_all_of_them(bfl, tm
 
 def test_every_list_that_the_help_refers_to_exists(bfl):
     _, text, _ = bfl("run", "--help")
-    named = set(re.findall(r"bfl list ([a-z-]+)", text))
-    assert named
+    named = set(re.findall(r"bfl list ([a-z-]+)", " ".join(text.split())))
+    assert named >= {"method", *CONFIGURABLE, "logger"}
     for kind in named:
         assert bfl("list", kind)[0] == 0, kind
+
+
+def test_the_help_shows_the_default_of_every_flag(bfl):
+    _, text, _ = bfl("run", "--help")
+    flags = re.split(r"\n  (?=-)", text.partition("Options:")[2])[1:]
+    without = {flag.split()[0] for flag in flags if "default:" not in " ".join(flag.split())}
+    assert without == {"-o", "--quiet", "--json", "-h,"}
+    assert "--rounds VALUE number of rounds of federated training [at least 1; default: 100]" in (
+        " ".join(text.split())
+    )
 
 
 def test_the_matrix_names_the_weightings_that_fit(bfl):

@@ -15,13 +15,13 @@ VARIANTS = {
 
 def rules():
     """Return an instance of every registered aggregator and variant."""
-    parts = load_registry().all("aggregator")
+    parts = load_registry().aggregators.values()
     return [part(**options) for part in parts for options in VARIANTS.get(part.name, [{}])]
 
 
 def rule(name):
     """Return a registered aggregator with its default options."""
-    return load_registry().get("aggregator", name)()
+    return load_registry().aggregators[name]()
 
 
 def label(thing):

@@ -7,6 +7,7 @@ import pytest
 from testing.verdicts import wrong
 
 from bflcore import Fixed
+from bflcore.registry.kinds import KINDS
 from bflcore.registry.loading import load_registry
 from bflcore.testing import Check, Outcome, checks, parametrize_with_checks
 
@@ -19,9 +20,9 @@ ONE_LINE = "it never did and it never will"
 
 def installed():
     registry = load_registry()
-    for distribution in registry.distributions:
+    for distribution in registry.plugins:
         if distribution.name in HERE:
-            yield from (registry.get(kind, name) for kind, name in distribution.components)
+            yield from (registry.of(kind)[name] for kind, name in distribution.components)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +38,7 @@ def test_every_part_of_the_core_and_its_first_plugins_conforms(check):
 
 
 def test_there_are_parts_of_every_kind_that_is_checked():
-    from bflcore.testing.kit import MODULES
-
-    assert {part.kind for part in installed()} >= MODULES.keys()
+    assert {part.kind for part in installed()} >= {kind.name for kind in KINDS if kind.checks}
 
 
 def check(function, expected="", part=Fixed):
@@ -117,11 +116,11 @@ def test_a_part_carries_the_reasons_that_it_declares():
 def test_expecting_a_failure_of_no_check_is_an_error_that_lists_the_checks():
     part = wrong(Fixed, "Nothing", expected_failures={"rounds are cuonted": ONE_LINE})
     names = [check.name for check in checks(Fixed)]
-    with pytest.raises(ValueError, match="which is no check of hyper wrong") as error:
+    with pytest.raises(ValueError, match="which is not a check of hyper wrong") as error:
         list(checks(part))
     assert "Wrong.expected_failures names 'rounds are cuonted'" in str(error.value)
     assert str(error.value).endswith("; ".join(names))
-    with pytest.raises(ValueError, match="which is no check of hyper wrong"):
+    with pytest.raises(ValueError, match="which is not a check of hyper wrong"):
         parametrize_with_checks([part])
 
 
@@ -185,7 +184,7 @@ def test_under_pytest_expected_failures_are_strict(pytester):
     result.stdout.fnmatch_lines_random(
         [
             "XFAIL *[[]logger-known-is_documented[]] - it does not end",
-            "E *AssertionError: the docstring's first line is no sentence*",
+            "E *AssertionError: the docstring's first line must be a sentence*",
             "FAILED *[[]logger-wrong-is_documented[]]*",
             "FAILED *[[]logger-repaired-is_documented[]]*",
             "*XPASS(strict)* it did not end",
@@ -200,8 +199,8 @@ from bflcore.registry.loading import read_plugins
 from bflcore.testing import checks
 
 registry = read_plugins(builtin)
-core = registry.distributions[0]
-parts = {kind: registry.get(kind, name) for kind, name in core.components if kind != "engine"}
+core = registry.plugins[0]
+parts = {kind: registry.of(kind)[name] for kind, name in core.components if kind != "engine"}
 for part in parts.values():  # one of each kind; an engine's workers are processes of their own
     assert "ok" in [check.outcome().state for check in checks(part)]
 assert len(parts) > 8

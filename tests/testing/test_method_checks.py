@@ -3,11 +3,18 @@
 import pytest
 from testing.verdicts import failing, label, reasons, sentences, wrong
 
-from bflcore import FedAvg, FedVI
+from bflcore import EmpiricalBayes, FedAvg, FedVI, Map, component
 from bflcore.testing import method_checks
 
 FIT = "parts exist and fit"
 RUNS = "runs two rounds"
+
+
+@component
+class Unregistered(Map):
+    """Train as usual, unknown to the registry."""
+
+    name = "unregistered"
 
 
 def method(mistake, base=FedAvg, **fields):
@@ -15,11 +22,9 @@ def method(mistake, base=FedAvg, **fields):
 
 
 WRONG = [
-    (method("Names an inference that nobody has", inference="mapp"), {FIT, RUNS}),
-    (method("Names an update of another family", hyper="empirical-bayes"), {FIT, RUNS}),
-    (method("Sets an option that its part has not", defaults={"inference.tempo": 1}), {FIT, RUNS}),
-    (method("Sets an option to nonsense", defaults={"inference.anchor": -1.0}), {FIT, RUNS}),
-    (method("Explodes", defaults={"inference.anchor": 1e300}), {RUNS}),
+    (method("Chooses what no hook yields", inference=Unregistered()), {FIT}),
+    (method("Chooses an update of another family", hyper=EmpiricalBayes()), {FIT, RUNS}),
+    (method("Explodes", inference=Map(anchor=1e300)), {RUNS}),
 ]
 
 
@@ -39,15 +44,17 @@ def test_every_check_has_a_method_that_fails_it():
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "check", "said"),
     [
-        ("Names an inference that nobody has", "unknown inference 'mapp' (did you mean map?)"),
-        ("Names an update of another family", "empirical-bayes"),
-        ("Sets an option that its part has not", "inference.tempo"),
-        ("Sets an option to nonsense", "inference.anchor: -1.0 is not allowed"),
-        ("Explodes", "0 of 3 clients gave a usable result"),
+        (
+            "Chooses what no hook yields",
+            FIT,
+            "inference unregistered is not registered; yield Unregistered from bfl_inferences",
+        ),
+        ("Chooses an update of another family", RUNS, "empirical-bayes"),
+        ("Explodes", RUNS, "0 of 3 clients gave a usable result"),
     ],
 )
-def test_the_reason_is_the_message_that_a_user_would_see(mistake, said):
+def test_the_reason_is_the_message_that_a_user_would_see(mistake, check, said):
     (part,) = (part for part, _ in WRONG if part.summary() == f"{mistake}.")
-    assert said in reasons(part)[RUNS]
+    assert said in reasons(part)[check]

@@ -6,7 +6,7 @@ Importing this module must not import torch; numerics live in `bfl_swag.fitting`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from bflcore import GradientInference, Method, component, hookimpl, option
 
@@ -75,12 +75,7 @@ class FederatedSWAG(Method):
 
     name = "swag"
     reference = f"{PAPER}, federated by averaging; new in that combination"
-    inference = "swag"
-    defaults: ClassVar[Mapping[str, object]] = {
-        "inference.optimiser": "sgd",
-        "inference.lr": 0.05,
-        "inference.momentum": 0.9,
-    }
+    inference = SWAG(optimiser="sgd", lr=0.05, momentum=0.9)
 
 
 @hookimpl

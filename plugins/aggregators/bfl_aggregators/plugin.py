@@ -364,7 +364,7 @@ class MCDropoutMethod(Method):
 
     name = "mc-dropout"
     reference = PAPER
-    inference = "mc-dropout"
+    inference = MCDropout()
 
 
 RULES: tuple[type[AdditiveAggregator], ...] = (

@@ -177,7 +177,7 @@ class ControlVariates(Written, Map):
     reference = "Karimireddy et al. 2020 (SCAFFOLD), Algorithm 1, option II"
     numerics = "slopes.scaffold"
 
-    optimiser: str = option("sgd", "the update rule", choices=("sgd",))
+    optimiser: str = option("sgd", "update rule", choices=("sgd",), aliases=("optimizer",))
     momentum: float = option(0.0, "momentum; the controls allow none", at_least=0, at_most=0)
 
     def remember(self, problem: Problem) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The recipes; where a default differs from the part's own, the README says where it is from."""
+"""The methods; the README says where each option comes from."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from bfl_baselines import inferences as parts
 from bfl_baselines.particles import Particles
-from bflcore import FedAvg, LocalInference, Method, Posterior, hookimpl
+from bflcore import Accumulate, Continual, Equal, LocalInference, Map, Method, Posterior, hookimpl
 
 
-class Local(FedAvg):
+class Local(Method):
     """Train every client alone; nothing travels."""
 
     name = "local"
     reference = "the lower bound of Chen et al. 2024 (FedSI), Table 1"
+    inference = Map()
     share = "none"
 
 
@@ -22,16 +23,15 @@ class FedAvgFineTuned(Method):
 
     name = "fedavg-ft"
     reference = "McMahan et al. 2017; fine-tuned as in Chen et al. 2024 (FedSI), section 5"
-    inference = "staged"
-    defaults = {"inference.fine_tune_epochs": 5}  # noqa: RUF012 - declared in Method
+    inference = parts.Staged(fine_tune_epochs=5)
 
 
-class FedProx(FedAvg):
+class FedProx(Method):
     """Train by federated averaging with a quadratic pull to the server's network."""
 
     name = "fedprox"
     reference = "Li et al. 2020 (FedProx), eq. 2"
-    defaults = {"inference.anchor": 0.01, "inference.anchor_to": "start"}  # noqa: RUF012
+    inference = Map(anchor=0.01, anchor_to="start")
 
 
 class Scaffold(Method):
@@ -39,17 +39,17 @@ class Scaffold(Method):
 
     name = "scaffold"
     reference = "Karimireddy et al. 2020, Algorithm 1, option II"
-    inference = "scaffold"
-    weighting = "equal"
-    hyper = "accumulate"
-    defaults = {"inference.lr": 0.05}  # noqa: RUF012
+    inference = parts.ControlVariates(lr=0.05)
+    weighting = Equal()
+    hyper = Accumulate()
 
 
-class FedPer(FedAvg):
+class FedPer(Method):
     """Share the body and keep the head, trained together."""
 
     name = "fedper"
     reference = "Arivazhagan et al. 2019, Algorithm 1"
+    inference = Map()
     share = "body"
 
 
@@ -58,9 +58,8 @@ class FedRep(Method):
 
     name = "fedrep"
     reference = "Collins et al. 2021, Algorithm 1"
-    inference = "staged"
+    inference = parts.Staged(stages="personal-then-shared")
     share = "body"
-    defaults = {"inference.stages": "personal-then-shared"}  # noqa: RUF012
 
 
 class FedBABU(Method):
@@ -68,16 +67,16 @@ class FedBABU(Method):
 
     name = "fedbabu"
     reference = "Oh, Kim & Yun 2022, Algorithm 1"
-    inference = "staged"
+    inference = parts.Staged(stages="shared", fine_tune_epochs=5)
     share = "body"
-    defaults = {"inference.stages": "shared", "inference.fine_tune_epochs": 5}  # noqa: RUF012
 
 
-class LGFedAvg(FedAvg):
+class LGFedAvg(Method):
     """Share the head and keep the body, trained together."""
 
     name = "lg-fedavg"
     reference = "Liang et al. 2020, Algorithm 1"
+    inference = Map()
     share = "head"
 
 
@@ -86,7 +85,7 @@ class PerFedAvg(Method):
 
     name = "per-fedavg"
     reference = "Fallah, Mokhtari & Ozdaglar 2020, Algorithm 1, first order"
-    inference = "per-fedavg"
+    inference = parts.MetaLearning()
 
 
 class APFL(Method):
@@ -94,7 +93,7 @@ class APFL(Method):
 
     name = "apfl"
     reference = "Deng, Kamani & Mahdavi 2020, Algorithm 1"
-    inference = "apfl"
+    inference = parts.AdaptiveMixture()
 
 
 class PFedMe(Method):
@@ -102,9 +101,8 @@ class PFedMe(Method):
 
     name = "pfedme"
     reference = "Dinh, Tran & Nguyen 2020, Algorithm 1 with beta = 1"
-    inference = "pfedme"
-    weighting = "equal"
-    defaults = {"inference.optimiser": "sgd", "inference.lr": 0.05}  # noqa: RUF012
+    inference = parts.MoreauEnvelope(optimiser="sgd", lr=0.05)
+    weighting = Equal()
 
 
 class Ditto(Method):
@@ -112,7 +110,7 @@ class Ditto(Method):
 
     name = "ditto"
     reference = "Li et al. 2021, Algorithm 1"
-    inference = "ditto"
+    inference = parts.Ditto()
 
 
 class PFedBayes(Method):
@@ -120,13 +118,12 @@ class PFedBayes(Method):
 
     name = "pfedbayes"
     reference = "Zhang et al. 2022, Algorithm 1"
-    inference = "pfedbayes"
-    weighting = "equal"
-    hyper = "continual"
-    defaults = {  # noqa: RUF012
-        "inference.initial_sigma": 0.0789,  # softplus(-2.5), the paper's rho
-        "inference.kl_weight": 10.0,  # the paper's zeta
-    }
+    inference = parts.PersonalBayes(
+        initial_sigma=0.0789,  # softplus(-2.5), the paper's rho
+        kl_weight=10.0,  # the paper's zeta
+    )
+    weighting = Equal()
+    hyper = Continual()
 
 
 class FedPop(Method):
@@ -135,8 +132,8 @@ class FedPop(Method):
     name = "fedpop"
     aliases = ("fedsoul",)
     reference = "Kotelevskii et al. 2022, Algorithm 1"
-    inference = "langevin"
-    hyper = "accumulate"
+    inference = parts.Langevin()
+    hyper = Accumulate()
     share = "body"
 
 
@@ -145,8 +142,7 @@ class GroupSparseSGD(Method):
 
     name = "sgd-group-sparse"
     reference = "Scardapane et al. 2017, eq. 6"
-    inference = "group-sparse"
-    defaults = {"inference.optimiser": "sgd", "inference.lr": 0.05}  # noqa: RUF012
+    inference = parts.GroupSparse(optimiser="sgd", lr=0.05)
 
 
 class GroupSNIP(Method):
@@ -154,8 +150,8 @@ class GroupSNIP(Method):
 
     name = "group-snip"
     reference = "Lee, Ajanthan & Torr 2019, eq. 5, over groups"
-    inference = "group-snip"
-    hyper = "accumulate"
+    inference = parts.GroupSnip()
+    hyper = Accumulate()
 
 
 class Centralised(Method):
@@ -163,8 +159,8 @@ class Centralised(Method):
 
     name = "centralised"
     reference = "the usual upper bound; Fischer et al. 2024, Table 1"
-    inference = "pooled"
-    defaults = {"cohort": 1}  # noqa: RUF012
+    inference = parts.Pooled()
+    settings = {"cohort": 1}
 
 
 @hookimpl

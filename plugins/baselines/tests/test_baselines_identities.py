@@ -18,11 +18,12 @@ from bfl_baselines.plugin import bfl_methods
 from bfl_superfed.plugin import LowLossSubspace
 from bflcore import Accumulate, Average, Examples, Fixed, Map
 from bflcore.engines.local import Local
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 OPTIONS = {"local_epochs": 2, "batch_size": 3, "lr": 0.05}
 METHODS = list(bfl_methods())
-METHOD = {method.name: method for method in METHODS}
 
 
 def trained(inference, of, hyper=None, rounds=3):
@@ -64,8 +65,8 @@ def test_what_travels_is_fedavgs(kind, special, optimiser):
 
 def test_fedprox_that_pulls_is_not_fedavg():
     of = problem(sizes=(7, 5, 2), dtype=torch.float32)
-    options = {**OPTIONS, **{k.partition(".")[2]: v for k, v in METHOD["fedprox"].defaults.items()}}
-    assert not torch.equal(trained(Map(**options), of)[0], trained(Map(**OPTIONS), of)[0])
+    fedprox = resolve(load_registry(), "fedprox", {"inference": OPTIONS}, {}).inference
+    assert not torch.equal(trained(fedprox, of)[0], trained(Map(**OPTIONS), of)[0])
 
 
 def test_scaffold_with_zero_controls_takes_fedavgs_full_batch_step():
@@ -81,16 +82,16 @@ def test_scaffold_with_zero_controls_takes_fedavgs_full_batch_step():
 
 @pytest.mark.parametrize("name", ["fedper", "local", "lg-fedavg"])
 def test_sharing_all_makes_a_split_method_fedavg(name):
-    assert METHOD[name].inference == "map"
-    assert METHOD[name].share in {"body", "none", "head"}
-    assert not METHOD[name].defaults
+    assert resolve(load_registry(), name, {}, {}).run.share in {"body", "none", "head"}
+    all_shared = attrs.evolve(resolve(load_registry(), name, {"share": "all"}, {}), method="fedavg")
+    assert all_shared == resolve(load_registry(), "fedavg", {}, {})
 
 
 def test_lg_fedavg_is_fedper_that_shares_the_head():
-    fedper, lg = METHOD["fedper"], METHOD["lg-fedavg"]
-    parts = ("inference", "aggregator", "weighting", "hyper", "defaults")
-    assert all(getattr(fedper, part) == getattr(lg, part) for part in parts)
-    assert (fedper.share, lg.share) == ("body", "head")
+    fedper, lg = (resolve(load_registry(), name, {}, {}) for name in ("fedper", "lg-fedavg"))
+    assert (fedper.run.share, lg.run.share) == ("body", "head")
+    assert resolve(load_registry(), "fedper", {"share": "head"}, {}).run == lg.run
+    assert list(fedper.components()) == list(lg.components())
 
 
 def test_dittos_own_network_without_a_pull_is_local_training():
@@ -112,9 +113,7 @@ def test_meta_learning_without_a_step_is_fedavg_on_half_batches():
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("sizes", [(1, 2), (3, 1)])
 def test_clients_smaller_than_a_batch_train_on_their_samples(method, sizes):
-    from bflcore.registry.loading import load_registry
-
-    kind = load_registry().get("inference", method.inference)
+    kind = type(method.inference)
     of = problem(sizes=sizes, sharing=method.share)
     inference = kind(local_epochs=2, batch_size=50, lr=0.05)
     start = first_broadcast(inference, of)

@@ -78,7 +78,7 @@ def test_two_names_for_the_same_thing_give_the_same_figures(run, one, other):
 
 def test_fedsoul_is_fedpop():
     registry = load_registry()
-    assert registry.get("method", "fedsoul") is registry.get("method", "fedpop")
+    assert registry.methods["fedsoul"] is registry.methods["fedpop"]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ import pytest
 import torch
 from builders import cohort, first_broadcast, problem
 
-from bfl_bpfed.plugin import BPFed, ReinforcedVariational
+from bfl_bpfed.plugin import ReinforcedVariational
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
 from bflcore.engines.local import Local
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
@@ -20,9 +22,11 @@ def fit(inference, of, broadcast=None):
 
 
 def test_the_recipe_is_the_papers():
-    assert (BPFed.share, BPFed.hyper, BPFed.weighting) == ("body", "continual", "equal")
-    assert BPFed.defaults["inference.personal_prior"] == "previous"
-    assert ReinforcedVariational().reinforce_steps == 0
+    method = resolve(load_registry(), "bpfed", {}, {})
+    assert (method.hyper, method.weighting) == (Continual(), Equal())
+    assert method.run.share == "body"
+    assert method.inference.personal_prior == "previous"
+    assert method.inference.reinforce_steps == 0  # the paper's copies are an option
 
 
 def test_one_step_descends_the_gradient_of_q_as_autograd_finds_it():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from bflcore import GradientInference, Method, component, hookimpl, option
+from bflcore import Continual, Equal, GradientInference, Method, component, evolve, hookimpl, option
 
 if TYPE_CHECKING:
     import torch
@@ -128,18 +128,12 @@ class FedSI(Method):
 
     name = "fedsi"
     reference = "Chen, Liu, Wu, Fan & Cao 2024, Algorithm 1"
-    inference = "subnetwork-laplace"
-    weighting = "equal"
-    hyper = "continual"
+    # Options and rounds were chosen on Fashion-MNIST; the README says what each is worth.
+    inference = SubnetworkLaplace(prior_variance=0.1, head_lr=3e-3, predict_select="informative")
+    weighting = Equal()
+    hyper = Continual(zero_variance=0.0)  # 0 leaves alpha to inference.prior_variance
     share = "body"
-    defaults: ClassVar[Mapping[str, object]] = {
-        "hyper.zero_variance": 0.0,  # left to inference.prior_variance: alpha has one place
-        # Found on Fashion-MNIST; the README tells what each of them is worth.
-        "rounds": 60,
-        "inference.prior_variance": 0.1,
-        "inference.head_lr": 3e-3,
-        "inference.predict_select": "informative",
-    }
+    settings = {"rounds": 60}
 
 
 class FedSIFac(Method):
@@ -147,15 +141,11 @@ class FedSIFac(Method):
 
     name = "fedsi-fac"
     reference = "Chen, Liu, Wu, Fan & Cao 2024, section on ablations"
-    inference = "subnetwork-laplace"
-    weighting = "equal"
-    hyper = "continual"
-    share = "body"
-    defaults: ClassVar[Mapping[str, object]] = {
-        **FedSI.defaults,
-        "inference.fraction": 1.0,
-        "inference.covariance": "diagonal",
-    }
+    inference = evolve(FedSI.inference, fraction=1.0, covariance="diagonal")
+    weighting = FedSI.weighting
+    hyper = FedSI.hyper
+    share = FedSI.share
+    settings = FedSI.settings
 
 
 @hookimpl

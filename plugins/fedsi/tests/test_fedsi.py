@@ -9,11 +9,13 @@ from builders import cohort, convolutional, dense, first_broadcast, normal, prob
 from torch import nn
 
 from bfl_fedsi import fedsi, laplace, limits
-from bfl_fedsi.plugin import FedSI, FedSIFac, SubnetworkLaplace
+from bfl_fedsi.plugin import SubnetworkLaplace
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, GaussianNoise, OptionError
 from bflcore.cli import main
 from bflcore.engines.local import Local
+from bflcore.experiments.resolve import resolve
 from bflcore.problem.likelihoods import Likelihood
+from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 DOUBLE = torch.float64
@@ -39,9 +41,13 @@ def predicted(inference, of, memory, broadcast=None, x=None):
 
 
 def test_the_recipes_are_the_papers():
-    assert (FedSI.share, FedSI.hyper, FedSI.weighting) == ("body", "continual", "equal")
-    assert FedSIFac.defaults["inference.covariance"] == "diagonal"
-    assert FedSIFac.defaults["inference.fraction"] == 1
+    ours, factorised = (resolve(load_registry(), name, {}, {}) for name in ("fedsi", "fedsi-fac"))
+    for method in (ours, factorised):
+        assert (method.run.share, method.run.rounds) == ("body", 60)
+        assert (method.hyper, method.weighting) == (Continual(zero_variance=0), Equal())
+        assert method.inference.predict_select == "informative"
+    assert (ours.inference.covariance, ours.inference.fraction) == ("full", 0.05)
+    assert (factorised.inference.covariance, factorised.inference.fraction) == ("diagonal", 1)
     assert SubnetworkLaplace().prior_variance == 1e-4
     assert SubnetworkLaplace().fraction == 0.05
     assert SubnetworkLaplace().select == "variance"

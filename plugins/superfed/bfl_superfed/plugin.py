@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from bflcore import FedAvg, GradientInference, Method, component, hookimpl, option
+from bflcore import GradientInference, Method, component, evolve, hookimpl, option
+from bflcore.models import TwoNN
 
 if TYPE_CHECKING:
     import torch
@@ -137,32 +137,24 @@ class LowLossSubspace(GradientInference):
         return {"federated": federated, "local": local}
 
 
-# Table A1: SGD whose learning rate falls 1 % a round, ten epochs of minibatches of ten.
-TRAINING: Mapping[str, object] = MappingProxyType(
-    {
-        "cohort": 5,
-        "model": "two-nn",
-        "inference.optimiser": "sgd",
-        "inference.momentum": 0.9,
-        "inference.weight_decay": 1e-4,
-        "inference.lr": 0.01,
-        "inference.lr_decay": 0.01,
-        "inference.local_epochs": 10,
-        "inference.batch_size": 10,
-    }
-)
-
-
 class SuPerFedMM(Method):
     """Share a model, keep another, and mix them with one random lambda (model mixing)."""
 
     name = "superfed-mm"
     reference = "Hahn, Jeong & Lee 2022, Algorithm 1"
-    inference = "low-loss-subspace"
-    aggregator = FedAvg.aggregator  # what travels, and what becomes of it, is federated averaging
-    weighting = FedAvg.weighting
-    hyper = FedAvg.hyper
-    defaults: ClassVar[Mapping[str, object]] = {**TRAINING, "inference.nu": 1.0}
+    # Table A1: SGD whose learning rate falls 1 % per round, ten epochs of minibatches of ten.
+    inference = LowLossSubspace(
+        nu=1.0,
+        optimiser="sgd",
+        momentum=0.9,
+        weight_decay=1e-4,
+        lr=0.01,
+        lr_decay=0.01,
+        local_epochs=10,
+        batch_size=10,
+    )
+    model = TwoNN()
+    settings = {"cohort": 5}
 
 
 class SuPerFedLM(Method):
@@ -170,15 +162,9 @@ class SuPerFedLM(Method):
 
     name = "superfed-lm"
     reference = "Hahn, Jeong & Lee 2022, Algorithm 1"
-    inference = "low-loss-subspace"
-    aggregator = FedAvg.aggregator
-    weighting = FedAvg.weighting
-    hyper = FedAvg.hyper
-    defaults: ClassVar[Mapping[str, object]] = {
-        **TRAINING,
-        "inference.mixing": "layer",
-        "inference.nu": 2.0,
-    }
+    inference = evolve(SuPerFedMM.inference, mixing="layer", nu=2.0)
+    model = SuPerFedMM.model
+    settings = SuPerFedMM.settings
 
 
 @hookimpl

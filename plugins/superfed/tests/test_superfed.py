@@ -6,7 +6,7 @@ import torch
 from builders import cohort, first_broadcast, normal, problem
 
 from bfl_superfed import mixing, prediction, subspace
-from bfl_superfed.plugin import LowLossSubspace, SuPerFedLM, SuPerFedMM
+from bfl_superfed.plugin import LowLossSubspace
 from bflcore import (
     Average,
     Broadcast,
@@ -57,12 +57,19 @@ def begun(of, inference):
 
 
 def test_the_recipes_are_the_papers():
-    assert SuPerFedMM.defaults["inference.nu"] == 1.0
-    assert SuPerFedLM.defaults["inference.nu"] == 2.0
-    assert SuPerFedLM.defaults["inference.mixing"] == "layer"
-    assert SuPerFedMM.weighting == "examples"
-    assert LowLossSubspace().mu == 0.01
-    assert LowLossSubspace().start == 0.4
+    mixes_models, mixes_layers = (
+        resolve(load_registry(), name, {}, {}) for name in ("superfed-mm", "superfed-lm")
+    )
+    assert (mixes_models.inference.mixing, mixes_models.inference.nu) == ("model", 1.0)
+    assert (mixes_layers.inference.mixing, mixes_layers.inference.nu) == ("layer", 2.0)
+    for method in (mixes_models, mixes_layers):
+        assert (method.inference.mu, method.inference.start) == (0.01, 0.4)
+        assert (method.aggregator, method.weighting) == (Average(), Examples())
+        # Table A1
+        assert (method.inference.optimiser, method.inference.momentum) == ("sgd", 0.9)
+        assert (method.inference.lr, method.inference.lr_decay) == (0.01, 0.01)
+        assert (method.inference.local_epochs, method.inference.batch_size) == (10, 10)
+        assert (method.run.cohort, method.model.name) == (5, "two-nn")
 
 
 @pytest.mark.parametrize("sharing", ["all", "body"])

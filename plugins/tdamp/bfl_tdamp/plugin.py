@@ -188,10 +188,9 @@ class EMTdamp(Method):
 
     name = "em-tdamp"
     reference = "Xu, Liu, Zhang & Lau 2024, Algorithms 1 and 2"
-    inference = "tdamp"
-    aggregator = "geometric-mean"
-    weighting = "examples"
-    hyper = "em-group-sparse"
+    inference = Tdamp()
+    aggregator = GeometricMean()
+    hyper = EMGroupSparse()
 
 
 @hookimpl

@@ -17,12 +17,12 @@ from bflcore import (
 )
 from bflcore.errors import IncompatibleError
 from bflcore.experiments.compatibility import check, fits, ignored
-from bflcore.registry.loading import Distribution, Registry
+from bflcore.registry.loading import Plugin, Registry
 
 
 def registry(*parts):
     found = Registry()
-    found.add(Distribution("some", "1", "some.plugin"), [(part.kind, part) for part in parts])
+    found.add(Plugin("some", "1", "some.plugin"), parts)
     return found
 
 

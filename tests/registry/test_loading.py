@@ -8,16 +8,18 @@ import textwrap
 import pytest
 
 from bflcore import OptionError, PluginError
+from bflcore.experiments.environment import used
+from bflcore.experiments.resolve import resolve
 from bflcore.registry import builtin
 from bflcore.registry.loading import read_plugins
 
 HEALTHY = """
-    from bflcore import Method, hookimpl
+    from bflcore import Map, Method, hookimpl
 
     class Mine(Method):
         '''Do it my way.'''
         name = "{name}"
-        inference = "map"
+        inference = Map()
 
     @hookimpl
     def bfl_methods():
@@ -46,13 +48,13 @@ def install(tmp_path, monkeypatch):
 
 
 def state_of(registry, name):
-    return next(d for d in registry.distributions if d.name == name)
+    return next(d for d in registry.plugins if d.name == name)
 
 
 def test_a_healthy_plugin_is_found_by_name_with_its_distribution(install):
     install("bfl-aa-mine", HEALTHY.format(name="mine"))
     registry = read_plugins(builtin)
-    assert registry.get("method", "mine").summary() == "Do it my way."
+    assert registry.methods["mine"].summary() == "Do it my way."
     assert registry.owner("method", "mine") == "bfl-aa-mine"
     assert state_of(registry, "bfl-aa-mine").components == (("method", "mine"),)
 
@@ -62,20 +64,20 @@ BROKEN = {
     "exit": ("raise SystemExit(3)", "SystemExit: 3"),
     "misspelt": (
         "from bflcore import hookimpl\n@hookimpl\ndef bfl_metods():\n    yield 1",
-        "bfl_metods is no hook.*did you mean bfl_methods",
+        "unknown hook bfl_metods .did you mean bfl_methods",
     ),
-    "misspelt-unmarked": ("def bfl_agregators():\n    yield 1", "bfl_agregators is no hook"),
+    "misspelt-unmarked": ("def bfl_agregators():\n    yield 1", "unknown hook bfl_agregators"),
     "iterating": (
         HEALTHY.format(name="half") + "        raise RuntimeError('halfway')\n",
         "RuntimeError: halfway",
     ),
     "not-a-class": (
         "from bflcore import hookimpl\n@hookimpl\ndef bfl_models():\n    yield 'mlp'",
-        "bfl_models yielded 'mlp', which is no class of a model",
+        "bfl_models yielded 'mlp'; expected a subclass of bflcore.Model",
     ),
     "wrong-kind": (
         "from bflcore import FedAvg, hookimpl\n@hookimpl\ndef bfl_models():\n    yield FedAvg",
-        "no class of a model",
+        "yielded <class .*FedAvg.>; expected a subclass of bflcore.Model",
     ),
     "duplicate": (
         HEALTHY.format(name="fedavg"),
@@ -88,18 +90,29 @@ BROKEN = {
             "from bflcore import hookimpl\nclass X:\n    kind = 'model'\n    name = 'half'\n"
             "@hookimpl\ndef bfl_models():\n    yield X"
         ),
-        "no class of a model",
+        "expected a subclass of bflcore.Model",
+    ),
+    "base-of-another-kind": (
+        (
+            "from bflcore import Aggregator, hookimpl\nclass X(Aggregator):\n"
+            "    kind = 'model'\n    name = 'half'\n@hookimpl\ndef bfl_models():\n    yield X"
+        ),
+        "expected a subclass of bflcore.Model",
+    ),
+    "misspelt-part": (
+        HEALTHY.format(name="half").replace("inference =", "hypr = 1; inference ="),
+        "^method half: unknown attribute 'hypr' .did you mean hyper",
     ),
     "no-name": (HEALTHY.format(name=""), "yielded Mine, which has no name"),
     "aliases-of-letters": (
         HEALTHY.format(name="half").replace("inference =", "aliases = 'xyz'; inference ="),
-        "yielded Mine, whose aliases are no tuple",
+        "yielded Mine; its aliases must be a tuple",
     ),
     "unprintable": (
         "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\nraise Mute",
         "^Mute$",
     ),
-    "requires-a-number": ("BFLCORE_REQUIRES = 3", "BFLCORE_REQUIRES 3 is no version specifier"),
+    "requires-a-number": ("BFLCORE_REQUIRES = 3", "BFLCORE_REQUIRES 3 is not a version specifier"),
     "newer-core": (
         "BFLCORE_REQUIRES = '>=99'\n" + textwrap.dedent(HEALTHY.format(name="future")),
         "needs bflcore>=99, but",
@@ -119,8 +132,8 @@ def test_a_broken_plugin_is_blamed_and_leaves_nothing_behind(install, how):
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(broken.reason)
     assert state_of(registry, "bfl-cc-fine").state == "ok"
-    assert {part.name for part in registry.all("method")} >= {"fine", "fedavg"}
-    assert "half" not in {part.name for part in registry.all("method")}
+    assert {"fine", "fedavg"} <= set(registry.methods)
+    assert "half" not in registry.methods
 
 
 def test_metadata_that_ask_for_another_core_mark_the_plugin_broken(install):
@@ -146,7 +159,7 @@ def test_a_plugin_without_metadata_stops_nobody(install, tmp_path):
     (tmp_path / "bfl_dd_bare-1.2.dist-info" / "METADATA").unlink()
     registry = read_plugins(builtin)
     assert state_of(registry, "bfl_dd_bare").version == "?"
-    assert {part.name for part in registry.all("method")} >= {"bare", "fine"}
+    assert {"bare", "fine"} <= set(registry.methods)
 
 
 def test_malformed_entry_points_break_their_own_distribution_alone(install, tmp_path):
@@ -156,7 +169,7 @@ def test_malformed_entry_points_break_their_own_distribution_alone(install, tmp_
     entries.write_text("[bfl]\na line that is no entry\n")
     registry = read_plugins(builtin)
     assert "entry_points.txt is malformed" in state_of(registry, "bfl-dd-garbled").reason
-    assert registry.get("method", "fine")
+    assert registry.methods["fine"]
 
 
 def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
@@ -168,7 +181,7 @@ def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
     (shadowed / "METADATA").write_text("Metadata-Version: 2.1\nName: bfl_aa.mine\nVersion: 0.9\n")
     (shadowed / "entry_points.txt").write_text("[bfl]\nmine = bfl_aa_mine\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(shadowed.parent)])
-    found = [d for d in read_plugins(builtin).distributions if d.module == "bfl_aa_mine"]
+    found = [d for d in read_plugins(builtin).plugins if d.module == "bfl_aa_mine"]
     assert [(d.version, d.state) for d in found] == [("1.2", "ok")]
 
 
@@ -190,14 +203,58 @@ def test_strict_mode_raises(install, monkeypatch):
 def test_an_unknown_name_is_answered_with_the_nearest():
     registry = read_plugins(builtin)
     with pytest.raises(OptionError, match=r"unknown method 'fedagv' \(did you mean fedavg\?\)"):
-        registry.get("method", "fedagv")
+        registry.methods["fedagv"]
     with pytest.raises(OptionError, match="unknown kind 'metod'"):
-        registry.all("metod")
+        registry.of("metod")
 
 
-def test_an_alias_finds_the_part():
+def test_an_alias_finds_the_component_and_is_not_listed():
     registry = read_plugins(builtin)
-    assert registry.get("aggregator", "nwa") is registry.get("aggregator", "average")
+    rules = registry.aggregators
+    assert rules["nwa"] is rules["average"] is rules.get("nwa")
+    assert "nwa" in rules
+    assert "nwa" not in list(rules)
+    assert len(rules) == len(list(rules)) == len(rules.values())
+    assert list(rules) == sorted(rules)
+
+
+def test_what_may_be_absent_is_asked_for_without_an_error():
+    rules = read_plugins(builtin).aggregators
+    assert rules.get("averge") is None
+    assert "averge" not in rules
+
+
+def test_a_plugin_may_contribute_a_likelihood_and_a_label_noise(install):
+    source = """
+        from bflcore import GaussianNoise, LabelNoise, Likelihood, component, hookimpl
+
+        @component
+        class Laplacian(Likelihood):
+            name = "laplacian"
+            task = "regression"
+            def nll(self, outputs, targets): ...
+            def predictive(self, outputs): ...
+
+        @component
+        class Next(LabelNoise):
+            name = "next"
+            def transition(self, classes): ...
+
+        @hookimpl
+        def bfl_likelihoods():
+            yield Laplacian
+
+        @hookimpl
+        def bfl_label_noises():
+            yield Next
+    """
+    install("bfl-aa-mine", source)
+    registry = read_plugins(builtin)
+    assert state_of(registry, "bfl-aa-mine").reason == ""
+    file = {"data": {"label_noise": "next:0.2"}, "likelihood": {"name": "laplacian"}}
+    experiment = resolve(registry, "fedavg", file, {})
+    assert (experiment.likelihood.name, experiment.label_noise.eps) == ("laplacian", 0.2)
+    assert used(experiment, registry) == {"bflcore", "bfl-aa-mine"}
 
 
 def test_the_command_line_names_broken_plugins_exits_0_and_never_imports_torch(tmp_path, install):

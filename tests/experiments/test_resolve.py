@@ -1,0 +1,147 @@
+"""Resolving an experiment: who decides an option, and what is refused."""
+
+import attrs
+import pytest
+
+from bflcore import FedAvg, GaussianNoise, Map, OptionError, Variational
+from bflcore.data.label_noise import Pair
+from bflcore.experiments.resolve import Experiment, chosen_class, resolve
+from bflcore.models import TwoNN
+from bflcore.registry.kinds import CONFIGURABLE, PARTS
+from bflcore.registry.loading import Plugin, Registry, load_registry
+
+SYNTHETIC = {"data": "synthetic"}
+
+
+def with_method(**members):
+    """Return the installed components and a method with these class members."""
+    found = Registry()
+    loaded = load_registry()
+    for plugin in loaded.plugins:
+        found.add(plugin, [loaded.of(kind)[name] for kind, name in plugin.components])
+    method = type("Mine", (FedAvg,), {"name": "mine", "__doc__": "Mine.", **members})
+    found.add(Plugin("under test", "0", "tests"), [method])
+    return found
+
+
+def resolved(file=None, flags=None, method="fedavg"):
+    return resolve(load_registry(), method, file or {}, flags or {})
+
+
+def test_a_method_may_choose_the_model():
+    registry = with_method(model=TwoNN())
+    assert resolve(registry, "mine", {}, {}).model == TwoNN()
+    assert resolve(registry, "mine", {}, {"model": {"name": "lenet"}}).model.name == "lenet"
+
+
+def test_a_method_may_choose_the_likelihood():
+    registry = with_method(likelihood=GaussianNoise(noise_variance=0.3))
+    assert resolve(registry, "mine", {}, {}).likelihood == GaussianNoise(noise_variance=0.3)
+    assert resolved().likelihood is None
+
+
+def test_a_methods_setting_reaches_the_run_and_the_data():
+    experiment = resolve(with_method(settings={"rounds": 7, "clients": 3}), "mine", {}, {})
+    assert (experiment.run.rounds, experiment.data.clients) == (7, 3)
+
+
+def test_flags_override_the_file_which_overrides_the_method():
+    registry = with_method(inference=Map(lr=0.5, momentum=0.5, anchor=0.5), settings={"rounds": 7})
+    file = {"rounds": 8, "inference": {"momentum": 0.6, "anchor": 0.6}}
+    flags = {"rounds": 9, "inference": {"anchor": 0.7}}
+    by_file, by_flags = resolve(registry, "mine", file, {}), resolve(registry, "mine", file, flags)
+    assert by_file.inference == Map(lr=0.5, momentum=0.6, anchor=0.6)
+    assert by_flags.inference == Map(lr=0.5, momentum=0.6, anchor=0.7)
+    assert (by_file.run.rounds, by_flags.run.rounds) == (8, 9)
+
+
+def test_another_part_drops_the_methods_and_the_files_options():
+    registry = with_method(inference=Map(lr=0.5))
+    file = {"inference": {"lr": 0.6}}
+    flags = {"inference": {"name": "variational"}}
+    assert resolve(registry, "mine", {}, flags).inference == Variational()
+    file["inference"]["name"] = "map"
+    assert resolve(registry, "mine", file, flags).inference == Variational()
+
+
+def test_naming_the_methods_own_part_keeps_its_options():
+    registry = with_method(inference=Map(lr=0.5))
+    assert resolve(registry, "mine", {}, {"inference": {"name": "map"}}).inference == Map(lr=0.5)
+
+
+def test_optimizer_is_stored_as_optimiser():
+    experiment = resolved({"inference": {"optimizer": "sgd"}})
+    assert experiment.inference.optimiser == "sgd"
+    assert experiment.as_toml()["inference"]["optimiser"] == "sgd"
+    assert "optimizer" not in experiment.as_toml()["inference"]
+
+
+def test_a_data_sets_options_have_one_name_in_files_and_errors():
+    experiment = resolved({"data": SYNTHETIC, "dataset": {"owners": 4}})
+    assert experiment.dataset.owners == 4
+    assert experiment.as_toml()["dataset"]["owners"] == 4
+    with pytest.raises(OptionError, match=r"'dataset.onwers' \(did you mean dataset.owners\?\)"):
+        resolved({"data": SYNTHETIC, "dataset": {"onwers": 4}})
+
+
+def test_another_data_set_drops_the_files_options():
+    file = {"data": SYNTHETIC, "dataset": {"owners": 4}}
+    assert resolved(file, {"data": {"data": "digits"}}).dataset.name == "digits"
+    assert resolved(file, {"data": SYNTHETIC}).dataset.owners == 4
+
+
+def test_values_of_a_partition_may_stand_in_its_name_or_in_a_table():
+    file = {"data": {"partition": "labels:5"}, "partition": {"k": 4}}
+    assert resolved(file).partition.k == 4
+    assert resolved(file, {"data": {"partition": "labels:3"}}).partition.k == 3
+    assert resolved(file, {"partition": {"k": 2}}).partition.k == 2
+
+
+def test_label_noise_takes_options_of_a_table():
+    file = {"data": {"label_noise": "pair"}, "label-noise": {"eps": 0.3}}
+    assert resolved(file).label_noise == Pair(eps=0.3)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"likelihood": {"noise_variance": 1.0}}, "likelihood.noise_variance: no likelihood is"),
+        ({"label-noise": {"eps": 0.1}}, "label-noise.eps: none has no options"),
+        ({"data": {"data": "a.npz"}, "dataset": {"owners": 1}}, "dataset.owners: a.npz has no op"),
+        ({"rounds": 0}, "--rounds: 0 is not allowed; allowed: at least 1"),
+        ({"data": {"clinets": 3}}, r"'--clinets' \(did you mean --clients\?\)"),
+        ({"inferense": {}}, r"'inferense' \(did you mean inference\?\)"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(table, said):
+    with pytest.raises(OptionError, match=said):
+        resolved(table)
+
+
+def test_a_stored_experiment_resolves_to_itself():
+    file = {
+        "data": {"data": "synthetic", "partition": "labels:3", "label_noise": "pair:0.2"},
+        "dataset": {"owners": 4},
+        "likelihood": {"name": "categorical"},
+        "log": ["csv"],
+    }
+    for method in load_registry().methods:
+        experiment = resolve(load_registry(), method, file, {})
+        again = resolve(load_registry(), method, experiment.as_toml(), {})
+        assert again.as_toml() == experiment.as_toml()
+        assert list(again.components()) == list(experiment.components())
+        assert again.run == experiment.run
+
+
+def test_an_experiment_has_a_field_for_every_kind_that_has_options():
+    fields = {field.name for field in attrs.fields(Experiment)}
+    assert {kind.replace("-", "_") for kind in CONFIGURABLE} <= fields
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_the_chosen_class_is_that_of_the_resolved_part(kind):
+    file = {"likelihood": {"name": "categorical"}}
+    flags = {"aggregator": {"name": "llp"}} if kind == "aggregator" else {}
+    experiment = resolve(load_registry(), "bpfed", file, flags)
+    found = chosen_class(load_registry(), "bpfed", kind, file, flags)
+    assert found is type(getattr(experiment, kind))
