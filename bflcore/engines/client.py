@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from bflcore.problem.base import Problem
     from bflcore.problem.likelihoods import Predictive
 
-__all__ = ["Memory", "evaluate_clients", "fit_clients", "stack"]
+__all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
 Memory = Mapping[str, Tensor]
+Stage = Literal["fit", "evaluate"]
 Sums = dict[str, Tensor]
 Reply = TypeVar("Reply")
 
@@ -31,73 +33,113 @@ BLOCK = 2048  # test samples predicted at a time; bounds memory, does not change
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
     """Put clients' memories under one client axis."""
-    return {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
+    loaded = [dict(memory.items()) for memory in memories]  # each is read once, if it is on disk
+    return {name: torch.stack([memory[name] for memory in loaded]) for name in loaded[0]}
 
 
-def fit_clients(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    clients: Sequence[int],
-    memories: Sequence[Memory],
-) -> list[LocalResult | ClientError]:
-    """Fit a chunk of clients together; when that fails, each alone, so that blame is exact."""
-    order = sorted(range(len(clients)), key=lambda i: (-problem.train.size(clients[i]), clients[i]))
+@attrs.frozen(eq=False)
+class ClientWorker:
+    """Does the work of any client: holds the data and the inference for the whole run.
 
-    def together() -> list[LocalResult | ClientError]:
-        chosen = [clients[i] for i in order]
-        cohort = problem.cohort(chosen, stack([memories[i] for i in order]), broadcast.round)
-        result = inference.fit(problem, broadcast, cohort)
-        back = sorted(range(len(chosen)), key=lambda row: chosen[row])
-        return [result if back == list(range(len(back))) else result.select(back)]
+    `bins` is the number of confidence bins of the calibration metrics.
+    """
 
-    if len(clients) == 1:
-        return _blamed(together, clients[0], "fit")
-    try:
-        return together()
-    except Exception:  # any fault of a plugin: find out below whose it is
-        alone = [
-            fit_clients(problem, inference, broadcast, [client], [memory])
+    problem: Problem
+    inference: LocalInference
+    bins: int
+
+    def fit(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[LocalResult | ClientError]:
+        """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
+        if len(clients) == 1:
+            return _blame(
+                lambda: [self._fit_together(broadcast, clients, memories)], clients[0], "fit"
+            )
+        try:
+            return [self._fit_together(broadcast, clients, memories)]
+        except Exception:  # any fault of a plugin: find out below whose it is
+            return [
+                reply
+                for client, memory in zip(clients, memories, strict=True)
+                for reply in self.fit(broadcast, [client], [memory])
+            ]
+
+    def evaluate(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[Evaluation | ClientError]:
+        """Evaluate clients one by one on their own test samples."""
+        return [
+            reply
             for client, memory in zip(clients, memories, strict=True)
+            for reply in _blame(
+                partial(self._evaluate_one, broadcast, client, memory), client, "evaluate"
+            )
         ]
-        return [reply for replies in alone for reply in replies]
 
+    def _fit_together(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> LocalResult:
+        """Fit a cohort ordered by falling size; return its result in the order of `clients`."""
+        size = self.problem.train.size
+        order = sorted(range(len(clients)), key=lambda i: (-size(clients[i]), clients[i]))
+        chosen = [clients[i] for i in order]
+        memory = stack([memories[i] for i in order])
+        cohort = self.problem.cohort(chosen, memory, broadcast.round)
+        result = self.inference.fit(self.problem, broadcast, cohort)
+        back = sorted(range(len(chosen)), key=lambda row: chosen[row])
+        return result if back == list(range(len(back))) else result.select(back)
 
-def evaluate_clients(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    clients: Sequence[int],
-    memories: Sequence[Memory],
-    bins: int,
-) -> list[Evaluation | ClientError]:
-    """Evaluate clients one by one on their own test samples."""
-
-    def one(client: int, memory: Memory) -> list[Evaluation | ClientError]:
-        stacked = stack([memory])
-        cohort = problem.cohort([client], stacked, broadcast.round)
+    def _evaluate_one(
+        self, broadcast: Broadcast, client: int, memory: Memory
+    ) -> list[Evaluation | ClientError]:
+        """Return one client's evaluation; nothing for a client without test samples."""
+        problem, inference = self.problem, self.inference
+        cohort = problem.cohort([client], stack([memory]), broadcast.round)
         own = inference.personalise(problem, broadcast, cohort, novel=client in problem.novel)
-
-        def figures(memory: Memory) -> dict[str, Tensor]:
-            return _sums(problem, inference, broadcast, client, memory, bins)
-
-        def curves(memory: Memory) -> dict[str, dict[float, Sums]]:
-            return _curves(problem, inference, broadcast, client, memory, bins)
-
-        personal = figures(own)
+        personal = self._sums(broadcast, client, own)
         if not personal:
-            return []  # no test samples, nothing to report
+            return []
+        curves = self._curves(broadcast, client, own)
         if problem.layout.personal_total:
-            return [Evaluation(client, personal, None, curves(own))]
+            return [Evaluation(client, personal, None, curves)]
         start = inference.remember(problem)
-        shared = personal if _equal(own, start) else figures(stack([start]))
-        return [Evaluation(client, personal, shared, curves(own))]
+        shared = personal if _equal(own, start) else self._sums(broadcast, client, stack([start]))
+        return [Evaluation(client, personal, shared, curves)]
 
-    replies = [
-        _blamed(partial(one, client, memory), client, "evaluate")
-        for client, memory in zip(clients, memories, strict=True)
-    ]
-    return [reply for found in replies for reply in found]
+    def _sums(self, broadcast: Broadcast, client: int, memory: Memory) -> Sums:
+        problem, total = self.problem, Sums()
+        for x, y in self._blocks(client):
+            # The same stream for every block: one set of parameter draws for all of its samples.
+            draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
+            with torch.no_grad():
+                predictive = self.inference.predict(
+                    problem, broadcast.start, memory, x[None], draws
+                )
+            sums = _measure(predictive, y, self.bins)
+            total = metrics.add(total, sums) if total else sums
+        return total
+
+    def _curves(
+        self, broadcast: Broadcast, client: int, memory: Memory
+    ) -> dict[str, dict[float, Sums]]:
+        problem = self.problem
+        total: dict[str, dict[float, Sums]] = {}
+        for x, y in self._blocks(client):
+            draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
+            with torch.no_grad():
+                found = self.inference.curves(problem, broadcast.start, memory, x[None], draws)
+            for axis, predictions in found.items():
+                sums = total.setdefault(axis, {})
+                for value, predictive in predictions.items():
+                    one = _measure(predictive, y, self.bins)
+                    sums[value] = metrics.add(sums[value], one) if value in sums else one
+        return total
+
+    def _blocks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = self.problem.test.of(client)
+        if len(y):  # splitting an empty tensor would give one empty block, which has no metrics
+            yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
 
 
 def _equal(memory: Memory, start: Memory) -> bool:
@@ -106,47 +148,7 @@ def _equal(memory: Memory, start: Memory) -> bool:
     )
 
 
-def _sums(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    client: int,
-    memory: Memory,
-    bins: int,
-) -> dict[str, Tensor]:
-    total: dict[str, Tensor] = {}
-    for x, y in _blocks(problem, client):
-        # The same stream for every block: one set of parameter draws for all of a client's samples.
-        draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
-        with torch.no_grad():
-            predictive = inference.predict(problem, broadcast.start, memory, x[None], draws)
-        sums = _measure(predictive, y, bins)
-        total = metrics.add(total, sums) if total else sums
-    return total
-
-
-def _curves(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    client: int,
-    memory: Memory,
-    bins: int,
-) -> dict[str, dict[float, Sums]]:
-    total: dict[str, dict[float, Sums]] = {}
-    for x, y in _blocks(problem, client):
-        draws = [stream(problem.seed, broadcast.round, client, "predict", problem.device)]
-        with torch.no_grad():
-            found = inference.curves(problem, broadcast.start, memory, x[None], draws)
-        for axis, predictions in found.items():
-            sums = total.setdefault(axis, {})
-            for value, predictive in predictions.items():
-                one = _measure(predictive, y, bins)
-                sums[value] = metrics.add(sums[value], one) if value in sums else one
-    return total
-
-
-def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
+def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
         return metrics.classification_sums(draws, y, bins)
@@ -155,17 +157,12 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blocks(problem: Problem, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-    x, y = problem.test.of(client)
-    if len(y):  # nothing splits into one block of nothing, which has no figures
-        yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
-
-
-def _blamed(
-    work: Callable[[], list[Reply | ClientError]], client: int, stage: str
+def _blame(
+    work: Callable[[], list[Reply | ClientError]], client: int, stage: Stage
 ) -> list[Reply | ClientError]:
+    """Do one client's work; whatever it raises becomes the client's error."""
     try:
-        return list(work())
+        return work()
     except ClientError as error:
         return [error]
     except BflError as error:

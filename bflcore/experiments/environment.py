@@ -1,4 +1,4 @@
-"""The environment of a run: versions, and digests of what decides its results."""
+"""The environment of a run: versions, and digests of what determines its results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from bflcore.problem import Problem
     from bflcore.registry.loading import Registry
 
-__all__ = ["environment", "used"]
+__all__ = ["environment", "used_distributions"]
 
 # Settings that may differ when a run is resumed: its results do not depend on them.
 MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
 
 
 def environment(prepared: Prepared, registry: Registry) -> Record:
-    """Return versions, and digests of what decides the results."""
+    """Return versions, and digests of what determines the results."""
     import torch
 
     return {
@@ -44,8 +44,8 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
     }
 
 
-def used(experiment: Experiment, registry: Registry) -> set[str]:
-    """Return the distributions whose parts the experiment uses."""
+def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:
+    """Return the distributions whose components the experiment uses."""
     names = {"method": experiment.method} | {
         kind: part.name
         for kind in HOOKS
@@ -53,15 +53,15 @@ def used(experiment: Experiment, registry: Registry) -> set[str]:
     }
     if experiment.source is not None:
         names["dataset"] = experiment.source.name
-    used = {registry.distributions[0].name}  # the core
+    found = {registry.distributions[0].name}  # the core
     for kind, name in names.items():
-        with suppress(OptionError):  # a model of the user's own
-            used.add(registry.owner(kind, name))
-    return used
+        with suppress(OptionError):  # a model that the user defined
+            found.add(registry.owner(kind, name))
+    return found
 
 
 def _settings(experiment: Experiment) -> str:
-    """Return a digest of the settings that decide the results."""
+    """Return a digest of the settings that determine the results."""
     values = {k: v for k, v in experiment.as_toml().items() if k not in MAY_CHANGE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

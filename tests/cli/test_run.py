@@ -230,7 +230,7 @@ MISTAKES = {
     "data": (("run", "fedavg", "--data", "minst"), "(did you mean mnist?)"),
     "data-dir": (
         ("run", "fedavg", "--data", "mnist", "--data-dir", "nowhere"),
-        "--data-dir: nowhere is no folder",
+        "--data-dir: nowhere is not a folder",
     ),
     "no-data": (("run", "fedavg", "--data", "mnist", "--data-dir", "."), "--download"),
     "npz": (("run", "fedavg", "--data", "none.npz"), "none.npz does not exist"),
