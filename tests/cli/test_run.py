@@ -43,6 +43,7 @@ def test_a_run_leaves_everything_the_design_promises(bfl, tmp_path, method):
     folder = tmp_path / "runs" / f"{method}-synthetic-0"
     assert str(folder.relative_to(tmp_path)) in out
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "experiment.toml",
         "environment.json",
         "partition.npz",
@@ -259,8 +260,8 @@ MISTAKES = {
         ("run", "fedavg", "--data", "digits", "--out", "key.toml/run"),
         "cannot be created",
     ),
-    "compare": (("compare", "taken"), "experiment.toml is missing"),
-    "report": (("report", "nothing"), "nothing is no run directory"),
+    "compare": (("compare", "taken"), "taken is not a run directory"),
+    "report": (("report", "nothing"), "nothing is not a run directory"),
     "list": (("list", "metods"), "unknown kind 'metods' (did you mean method?)"),
 }
 
