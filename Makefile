@@ -16,28 +16,22 @@ EDITABLE := -e '.[data,test,dev,tensorboard,mlflow]' $(foreach plugin,$(PLUGINS)
 	-e '$(patsubst %/,%,$(dir $(plugin)))$(if $(shell grep '^test = ' $(plugin)),[test])')
 TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py examples/*/bfl_*/plugin.py))
 
-# One thread a process: the test runner and the engine use processes for parallelism.
+# One thread per process: the test runner and the engine use processes for parallelism.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install demo test test-thorough test-third-party lint format bench clean
+.PHONY: help install demo test test-thorough test-third-party lint format bench changelog clean
 
-help:
-	@echo "make demo           train BPFed and FedAvg on handwritten digits and compare them"
-	@echo "make test           run the tests"
-	@echo "make test-thorough  run the tests that take minutes, too"
-	@echo "make test-third-party  check a stranger's plugin, and a new one, beside the built core"
-	@echo "make lint           ruff and mypy --strict"
-	@echo "make format         let ruff rewrite the sources"
-	@echo "make bench          measure speed; one JSON line a figure"
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' Makefile
 
-install: $(READY)
+install: $(READY)  ## set up the virtual environment
 
 $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(EDITABLE)
 	@touch $@
 
-demo: $(READY)
+demo: $(READY)  ## train BPFed and FedAvg on handwritten digits and compare them
 	@rm -rf runs/demo-bpfed runs/demo-fedavg runs/demo.html
 	$(BIN)/bfl run bpfed --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
 		--rounds $(ROUNDS) --seed 0 --out runs/demo-bpfed
@@ -47,22 +41,22 @@ demo: $(READY)
 	@$(BIN)/bfl compare runs/demo-bpfed runs/demo-fedavg
 	@$(BIN)/bfl report runs/demo-bpfed runs/demo-fedavg --out runs/demo.html
 
-test: $(READY)
+test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered -q
 
-test-thorough: $(READY)
+test-thorough: $(READY)  ## also run the tests that take minutes
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -q -m ""
 
-# In a fresh environment outside of the checkout, from wheels: what a stranger would have.
-test-third-party: $(READY)
+# In a fresh environment outside the checkout, from wheels, as any other author would have it.
+test-third-party: $(READY)  ## check a third-party plugin, and a new one, beside the built core
 	PATH="$(abspath $(BIN)):$$PATH" PYTHON="$(PYTHON)" sh examples/check.sh
 
-lint: $(READY)
+lint: $(READY)  ## run ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
 
-format: $(READY)
+format: $(READY)  ## let ruff reformat the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -70,10 +64,13 @@ $(BENCH_READY): $(READY)
 	$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
-bench: $(BENCH_READY)
+bench: $(BENCH_READY)  ## measure speed; one JSON line per result
 	@for script in startup fedavg_round variational_round workers checkpoint fusion_speed fedsi_laplace \
 			superfed_step tdamp_epoch flower_round many_clients; do \
 		PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$script.py || exit 1; done
 
-clean:
+changelog: $(READY)  ## show the next entry of CHANGELOG.md; with RELEASE=1 write it
+	$(BIN)/towncrier build $(if $(RELEASE),--yes,--draft)
+
+clean:  ## remove the environment, runs, builds and caches
 	rm -rf $(VENV) runs build dist .coverage .coverage.* *.egg-info plugins/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from problems import CLIENTS, alternate, network, problem, report
 
 from bfl_flower.plugin import Flower
-from bfl_flower.simulation import simulation
+from bfl_flower.simulation import simulate_nodes
 from bflcore import Average, Equal, Fixed, Map
 from bflcore.engines.local import Local
 from bflcore.rounds import Recipe, begin, run_round
@@ -28,7 +28,7 @@ def main() -> None:
     start = begin(recipe, work)
     allowed = "<= 0.1"
     with (
-        simulation(client_app(), CLIENTS, 2) as grid,
+        simulate_nodes(client_app(), CLIENTS, 2) as grid,
         Local(workers=2).open(work, inference, 10) as local,
     ):
         strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS)

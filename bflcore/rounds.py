@@ -88,7 +88,7 @@ def run_round(
     for reply in session.fit(broadcast, clients):
         arrived = time.perf_counter()
         for accepted in fusion.add(reply):
-            session.remember(accepted)
+            session.store(accepted)
         fusion.server_seconds += time.perf_counter() - arrived
     if len(fusion.replied) < min_clients:
         reasons = "; ".join(str(failure) for failure in fusion.dropped[:3])

@@ -14,7 +14,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -163,7 +162,11 @@ def way_of_a_posterior() -> list[Step]:
     def watch(frame: FrameType, event: str, argument: Any) -> None:
         del argument
         module = ours(frame)
-        name = frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name
+        name = (
+            frame.f_code.co_qualname
+            if hasattr(frame.f_code, "co_qualname")
+            else frame.f_code.co_name
+        )
         hidden = "<" in name or name.rpartition(".")[2].startswith("_")
         if not module.startswith("bflcore.") or hidden or module.endswith(".posteriors"):
             return
@@ -201,7 +204,9 @@ def one_round(of: Any) -> Any:
 def way_lines(way: list[Step]) -> list[str]:
     """Return the way as text: module and function."""
     width = max(len(module) for _, module, _ in way) + 2
-    return [f"{number:>2}  {module:<{width}}{name}" for number, (_, module, name) in enumerate(way, 1)]
+    return [
+        f"{number:>2}  {module:<{width}}{name}" for number, (_, module, name) in enumerate(way, 1)
+    ]
 
 
 def draw_way(way: list[Step], path: Path) -> None:
@@ -209,13 +214,17 @@ def draw_way(way: list[Step], path: Path) -> None:
     order = [name for line in layers()[::-1] for name in line]
 
     def height(module: str) -> int:
-        known = [i for i, name in enumerate(order) if module == name or module.startswith(name + ".")]
+        known = [
+            i for i, name in enumerate(order) if module == name or module.startswith(name + ".")
+        ]
         return known[0] if known else -1
 
     modules = sorted({module for _, module, _ in way}, key=lambda m: (-height(m), m))
     place = {module: i for i, module in enumerate(modules)}
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(1.0 + 0.85 * len(modules), 1.4 + 0.26 * len(way)), layout="constrained")
+        figure = Figure(
+            figsize=(1.0 + 0.85 * len(modules), 1.4 + 0.26 * len(way)), layout="constrained"
+        )
         axis = figure.add_subplot()
         for module, x in place.items():
             axis.axvline(x, color=GREY, lw=0.5, zorder=0)

@@ -86,9 +86,7 @@ def test_public_functions_of_tensors_give_shapes(path):
 
     def inherits(function, owner):
         # What a subclass overrides is documented where it is declared.
-        return isinstance(owner, ast.ClassDef) and any(
-            function.name in words for words in [SEAM]
-        )
+        return isinstance(owner, ast.ClassDef) and any(function.name in words for words in [SEAM])
 
     shapeless = []
     for function, owner in definitions(path):
@@ -108,15 +106,28 @@ def test_public_functions_of_tensors_give_shapes(path):
 
 # Methods whose shapes the seam's base class gives, once for all subclasses.
 SEAM = frozenset(
-    "fit personalise predict initial_memory curves landmarks weigh add merge finish start".split()
+    [
+        "fit",
+        "personalise",
+        "predict",
+        "initial_memory",
+        "curves",
+        "landmarks",
+        "weigh",
+        "add",
+        "merge",
+        "finish",
+        "start",
+    ]
 )
 
 
 def test_the_core_stays_small():
     sizes = {name_of(path): lines_of_code(path) for path in CORE}
     core = {
-        name: size for name, size in sizes.items() if not name.startswith(tuple(
-            f"bflcore/{folder}/" for folder in BESIDE))
+        name: size
+        for name, size in sizes.items()
+        if not name.startswith(tuple(f"bflcore/{folder}/" for folder in BESIDE))
     }
     assert sum(core.values()) <= LARGEST_CORE, sum(core.values())
 
@@ -127,8 +138,11 @@ def test_the_top_of_the_package_can_be_seen_at_a_glance():
 
 
 def test_no_module_is_longer_than_a_reader_bears():
-    long = {name_of(path): length for path in CORE + PLUGINS
-            if (length := len(path.read_text(encoding="utf-8").splitlines())) > 400}
+    long = {
+        name_of(path): length
+        for path in CORE + PLUGINS
+        if (length := len(path.read_text(encoding="utf-8").splitlines())) > 400
+    }
     assert long == {}
 
 
@@ -136,8 +150,13 @@ def test_no_module_is_longer_than_a_reader_bears():
 def test_words_are_plain(words, instead):
     del instead
     places = [
-        *CORE, *PLUGINS, *EXAMPLES, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("plugins/*/README.md"), *ROOT.glob("bflcore/cli/template/files/*"),
+        *CORE,
+        *PLUGINS,
+        *EXAMPLES,
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+        *ROOT.glob("bflcore/cli/template/files/*"),
     ]
     found = [
         f"{name_of(path)}: {line.strip()}"
@@ -158,8 +177,15 @@ def lines_of_code(path):
             value = body[0].value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 strings |= set(range(body[0].lineno, body[0].end_lineno + 1))
-    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-               tokenize.ENCODING, tokenize.ENDMARKER}
+    skipped = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    }
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in skipped:

@@ -54,7 +54,7 @@ class Known(Session):
     def fit(self, broadcast, clients):
         yield from self.replies
 
-    def remember(self, result):
+    def store(self, result):
         pass
 
     def evaluate(self, broadcast, clients):

@@ -1,4 +1,5 @@
 import math
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -8,9 +9,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import log_loss, roc_auc_score, top_k_accuracy_score
 
+from bflcore.data.torchvision_import import torchvision
+from bflcore.errors import DataError
 from bflcore.problem import metrics
 
 DOUBLE = torch.float64
+
+
+@pytest.fixture
+def reference():
+    """torchmetrics' functions; it imports torchvision where that is installed."""
+    with suppress(DataError):
+        torchvision()
+    return pytest.importorskip("torchmetrics.functional")
 
 
 def predictions(samples=200, classes=10, draws=4, seed=0):
@@ -143,3 +154,38 @@ def test_out_of_distribution_auroc_equals_scikit_learns_with_ties():
     truth = np.r_[np.zeros(80), np.ones(50)]
     expected = roc_auc_score(truth, np.r_[inside, outside])
     assert metrics.ood_auroc(inside, outside) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bins", [10, 15])
+def test_metrics_of_classes_equal_torchmetrics(reference, bins):
+    p, y = predictions(500)
+    mean, classes = p.mean(0), {"task": "multiclass", "num_classes": p.shape[2]}
+    found = metrics.figures(metrics.classification_sums(p, y, bins))
+    expected = {
+        "accuracy": reference.accuracy(mean, y, average="micro", **classes),
+        "top5": reference.accuracy(mean, y, average="micro", top_k=5, **classes),
+        "ece": reference.calibration_error(mean, y, n_bins=bins, norm="l1", **classes),
+        "mce": reference.calibration_error(mean, y, n_bins=bins, norm="max", **classes),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-6
+    )
+
+
+def test_metrics_of_targets_equal_torchmetrics(reference):
+    generator = torch.Generator().manual_seed(0)
+    mean, targets = torch.randn(2, 80, 1, generator=generator, dtype=DOUBLE)
+    found = metrics.figures(metrics.regression_sums(mean, torch.ones_like(mean), targets))
+    rmse = reference.mean_squared_error(mean, targets, squared=False)
+    assert found["rmse"] == pytest.approx(float(rmse))
+    # The mean squared error over the variance of the targets is 1 - R^2.
+    assert found["nmse"] == pytest.approx(1 - float(reference.r2_score(mean, targets)))
+
+
+def test_the_detection_score_equals_torchmetrics(reference):
+    generator = torch.Generator().manual_seed(1)
+    inside, outside = torch.rand(60, generator=generator), 0.3 + torch.rand(40, generator=generator)
+    labels = torch.cat([torch.zeros(60), torch.ones(40)]).long()
+    expected = reference.auroc(torch.cat([inside, outside]) / 1.3, labels, task="binary")
+    found = metrics.ood_auroc(inside.double().numpy(), outside.double().numpy())
+    assert found == pytest.approx(float(expected))

@@ -11,7 +11,7 @@ from builders import problem
 
 from bflcore import Broadcast, Cohort, Continual, Fixed, Gaussian, Map, RunError, Variational
 from bflcore.cli import main
-from bflcore.experiments.pretraining import pooled, pretrain
+from bflcore.experiments.pretraining import pool_samples, pretrain
 from bflcore.inference.memory import PERSONAL
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, begin
@@ -33,7 +33,7 @@ def rows(x):
 
 def test_the_pool_is_a_share_of_the_training_clients_samples_and_of_nobody_elses():
     of = problem(sizes=(40, 30, 20, 50), novel=(3,))
-    x, y = pooled(of, 0.3).train.of(0)
+    x, y = pool_samples(of, 0.3).train.of(0)
     assert len(x) == len(y) == 27  # of 90
     owners = [rows(of.train.of(client)[0]) for client in range(4)]
     assert all(rows(x) & owner for owner in owners[:3])
@@ -47,16 +47,16 @@ def test_the_pool_is_a_share_of_the_training_clients_samples_and_of_nobody_elses
 
 def test_the_pool_is_drawn_by_the_runs_seed():
     sizes = (40, 30)
-    one, again, other = (pooled(problem(sizes=sizes, seed=s), 0.5).train.x for s in (0, 0, 1))
+    one, again, other = (pool_samples(problem(sizes=sizes, seed=s), 0.5).train.x for s in (0, 0, 1))
     assert torch.equal(one, again)
     assert rows(one) != rows(other)
-    assert rows(pooled(problem(sizes=sizes), 0.2).train.x) <= rows(one)
+    assert rows(pool_samples(problem(sizes=sizes), 0.2).train.x) <= rows(one)
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1e-9, 1), (0.5, 7), (1.0, 14)])
 def test_the_pool_holds_one_sample_at_least_and_all_at_most(fraction, expected):
     of = problem()
-    x, _ = pooled(of, fraction).train.of(SERVER)
+    x, _ = pool_samples(of, fraction).train.of(SERVER)
     assert len(rows(x)) == len(x) == expected
 
 
@@ -65,7 +65,7 @@ def test_start_and_prior_are_what_the_inference_makes_of_the_pool(inference):
     of = problem()
     sent = first(inference, of)
     after, loss = pretrain(recipe(inference), of, sent, 0.5)
-    pool = pooled(of, 0.5)
+    pool = pool_samples(of, 0.5)
     x, y = pool.train.of(0)
     member = Cohort((SERVER,), x[None], y[None], (len(x),), {}, of.seed, 0)
     expected = inference.fit(pool, sent, member)
@@ -121,7 +121,7 @@ def test_the_servers_other_state_is_kept():
 def test_a_fit_that_fails_is_one_line():
     of, inference = problem(), Map(**OPTIONS)
     of.train.x.fill_(float("nan"))
-    with pytest.raises(RunError, match="--pretrain: inference map gave no usable result on the 7 "):
+    with pytest.raises(RunError, match="--pretrain: inference map gave no valid result on the 7 "):
         pretrain(recipe(inference), of, first(inference, of), 0.5)
 
 
@@ -141,7 +141,7 @@ def test_a_run_records_shows_and_evaluates_its_pre_training(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     status, err = bfl(capsys, f"run fedvi {QUICK} --pretrain 0.25 --out run")
     assert status == 0, err
-    assert "pre-training on 0.25 of the training samples" in err
+    assert "pre-training on 25 % of the training samples (reported as round 0)" in err
     assert "round 0/1  loss" in err
     assert tomllib.loads((tmp_path / "run/experiment.toml").read_text())["pretrain"] == 0.25
     lines = [json.loads(one) for one in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

@@ -45,7 +45,7 @@ class Replies(Session):
     def fit(self, broadcast, clients):
         yield from self.replies
 
-    def remember(self, result):
+    def store(self, result):
         self.remembered.extend(result.clients)
 
     def evaluate(self, broadcast, clients):

@@ -27,11 +27,11 @@ from bflcore import (
     component,
 )
 from bflcore.engines.base import Session, Wrapped
-from bflcore.engines.faults import GARBAGE, unreliable
+from bflcore.engines.faults import GARBAGE, simulate_faults
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
-from bflcore.experiments.records import Summary
+from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.rounds import Recipe, begin, run_round
 
@@ -48,7 +48,7 @@ class Replies(Session):
     def fit(self, broadcast, clients):
         yield from self.replies
 
-    def remember(self, result):
+    def store(self, result):
         pass
 
     def evaluate(self, broadcast, clients):
@@ -248,7 +248,7 @@ def faulty_round(drop_out, corrupt, number=0, chunk=1, inference=None):
     with Local(workers=1, chunk=chunk).open(of, inference, 10) as session:
         broadcast = attrs.evolve(begin(recipe, of), round=number)
         return run_round(
-            recipe, unreliable(session, 5, drop_out, corrupt), broadcast, of.clients, 1
+            recipe, simulate_faults(session, 5, drop_out, corrupt), broadcast, of.clients, 1
         )
 
 
@@ -272,7 +272,7 @@ def test_every_kind_of_garbage_occurs_and_is_refused():
 
 def test_no_faults_are_simulated_unless_asked_for():
     session = Replies([])
-    assert unreliable(session, 0, 0, 0) is session
+    assert simulate_faults(session, 0, 0, 0) is session
 
 
 @attrs.frozen(kw_only=True)
@@ -342,6 +342,7 @@ def test_a_round_is_evaluated_without_the_client_that_sends_nonsense():
     of, inference = problem(), Map(local_epochs=1)
     broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
     with Local(workers=1).open(of, inference, 10) as session:
-        record = Summary("fedavg").evaluated(1, 0.5, {}, Lying(session), broadcast, of)
+        replies = screen_evaluations(list(Lying(session).evaluate(broadcast, of.clients)))
+    record = Records("fedavg").add_evaluation(1, 0.5, {}, replies, of.novel)
     assert [(entry["client"], entry["stage"]) for entry in record["dropped"]] == [(1, "evaluate")]
     assert 0 <= record["personal.accuracy"]["pooled"] <= 1

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from bflcore.experiments.resolve import Experiment
     from bflcore.experiments.run import Progress
 
-__all__ = ["progress_of"]
+__all__ = ["show_progress"]
 
 SHOWN = ("accuracy", "ece", "rmse")  # of the personal models, while running
 
 
 @contextmanager
-def progress_of(experiment: Experiment, quiet: bool, done: int = 0) -> Iterator[Progress]:
-    """Yield the callback that shows each round; `done` of them were run before."""
+def show_progress(experiment: Experiment, quiet: bool, done: int = 0) -> Iterator[Progress]:
+    """Yield a callback that shows each round; `done` rounds were completed earlier."""
     if quiet:
         yield lambda *_: None
     elif sys.stderr.isatty():
@@ -42,12 +42,12 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[metrics]}"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(
-            experiment.method, total=experiment.run.rounds, figures="", completed=done
+            experiment.method, total=experiment.run.rounds, metrics="", completed=done
         )
         if experiment.run.pretrain and not done:
             bar.console.print(_pretraining(experiment))
@@ -56,10 +56,10 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
         def progress(number: int, loss: float, record: Record | None) -> None:
             nonlocal latest
             if record is not None:
-                latest = _figures(record)
+                latest = _metrics(record)
                 for failure in record["dropped"]:
                     bar.console.print(_drop(failure), style="yellow")
-            bar.update(task, completed=number, figures=f"loss {loss:.3f}  {latest}")
+            bar.update(task, completed=number, metrics=f"loss {loss:.3f}  {latest}")
 
         yield progress
 
@@ -83,7 +83,7 @@ def _lines(experiment: Experiment, done: int) -> Progress:
             seconds = (time.perf_counter() - began) / (number - done) * (total - number)
             left = f"  {seconds:.0f} s left"
         click.echo(
-            f"round {number}/{total}  loss {loss:.3f}  {_figures(record)}{left}",
+            f"round {number}/{total}  loss {loss:.3f}  {_metrics(record)}{left}",
             err=True,
         )
 
@@ -91,16 +91,17 @@ def _lines(experiment: Experiment, done: int) -> Progress:
 
 
 def _pretraining(experiment: Experiment) -> str:
-    return f"pre-training on {experiment.run.pretrain:.3g} of the training samples; round 0 is it"
+    share = f"{100 * experiment.run.pretrain:.3g} %"
+    return f"pre-training on {share} of the training samples (reported as round 0)"
 
 
-def _figures(record: Record) -> str:
+def _metrics(record: Record) -> str:
     parts = []
     for group in ("personal", "global"):
         for name in SHOWN:
-            figure = record.get(f"{group}.{name}")
-            if figure is not None:
-                value = figure["pooled"] if name == "ece" else figure["mean"]
+            found = record.get(f"{group}.{name}")
+            if found is not None:
+                value = found["pooled"] if name == "ece" else found["mean"]
                 parts.append(f"{group}.{name} {value:.4f}")
     return "  ".join(parts)
 

@@ -15,9 +15,9 @@ RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type
 @click.command("report")
 @RUNS
 @click.option("--out", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--landscape", is_flag=True, help="Draw the loss on a plane of parameters, too.")
+@click.option("--landscape", is_flag=True, help="Also draw the loss on a plane of parameters.")
 def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
-    """Write report.html, self-contained, for one or several RUNS."""
+    """Write a self-contained report.html for one or several RUNS."""
     from bflcore.report import write_report
 
     click.echo(f"report: {write_report(runs, out, landscape=landscape)}")
@@ -27,11 +27,14 @@ def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
 @RUNS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Print a table of the RUNS' final figures."""
-    from bflcore.report import compare_table, render_table
+    """Print a table of the RUNS' final metrics."""
+    from bflcore.report import compare_runs, print_table
 
-    rows = compare_table(runs)
-    click.echo(json.dumps(rows, indent=2) if as_json else render_table(rows))
+    rows = compare_runs(runs)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        print_table(rows)
 
 
 commands = (report, compare)

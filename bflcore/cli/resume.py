@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from bflcore.cli.run import JSON, QUIET, carry_out, missing_method
+from bflcore.cli.execution import execute_and_report
+from bflcore.cli.run import JSON, QUIET, missing_method
 from bflcore.errors import RunError
 from bflcore.experiments.resolve import read, resolve
 from bflcore.registry.loading import load_registry
@@ -16,7 +17,7 @@ __all__ = ["commands"]
 
 @click.command("resume")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Go on even if data, versions or settings changed.")
+@click.option("--force", is_flag=True, help="Resume even if data, versions or settings changed.")
 @QUIET
 @JSON
 def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
@@ -33,16 +34,15 @@ def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
     changes = directory.changes(prepared, registry)
     if changes and not force:
         raise RunError(
-            f"{run} would not go on as it began: {'; '.join(changes)}; restore that, or add "
-            "--force to go on nevertheless"
+            f"cannot resume {run} unchanged: {'; '.join(changes)}; restore it, or pass --force"
         )
     if reached >= prepared.experiment.run.rounds and (run / "summary.json").exists():
-        click.echo(f"{run} is finished: {reached} rounds; bfl report {run} draws it")
+        click.echo(f"{run} is finished ({reached} rounds). Write its report with: bfl report {run}")
         return
     if changes:
         directory.note_changes(changes, prepared, registry, reached)
-        click.echo(f"going on although {'; '.join(changes)}", err=True)
-    carry_out(prepared, directory, quiet=quiet, as_json=as_json)
+        click.echo(f"resuming despite changes: {'; '.join(changes)}", err=True)
+    execute_and_report(prepared, directory, quiet=quiet, as_json=as_json)
 
 
 commands = (resume,)

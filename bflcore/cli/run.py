@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bflcore.cli.progress import progress_of
-from bflcore.errors import OptionError, RoundError, nearest, unknown
+from bflcore.cli.execution import execute_and_report
+from bflcore.errors import OptionError, nearest, unknown
 from bflcore.experiments.compatibility import ignored
 from bflcore.experiments.resolve import chosen_class, read, resolve
 from bflcore.options import Component, Option, label, options_of, parse_text, read_value
@@ -20,15 +18,12 @@ from bflcore.registry.loading import load_registry
 from bflcore.settings import DataSettings, RunSettings
 
 if TYPE_CHECKING:
-    from bflcore.experiments.directory import RunDirectory
-    from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.resolve import Experiment, Values
     from bflcore.registry.loading import Registry
 
 __all__ = [
     "JSON",
     "QUIET",
-    "carry_out",
     "commands",
     "experiment_flags",
     "missing_method",
@@ -180,33 +175,7 @@ def run(
     prepared = prepare(experiment)
     path = out or default_directory(experiment)
     directory = RunDirectory.create(path, prepared, registry)
-    carry_out(prepared, directory, quiet=quiet, as_json=as_json)
-
-
-def carry_out(prepared: Prepared, directory: RunDirectory, *, quiet: bool, as_json: bool) -> None:
-    """Run the rounds that are left and write the report; whatever ends it says how to go on."""
-    from bflcore.experiments.run import execute
-    from bflcore.report import write_report
-
-    checkpoints, path = directory.checkpoints, directory.path
-    done = checkpoints.reached or 0
-    try:
-        with progress_of(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
-            summary = execute(prepared, directory, progress)
-    except KeyboardInterrupt:
-        click.echo(f"interrupted after {_resumable(checkpoints.reached, path)}", err=True)
-        raise click.exceptions.Exit(130) from None
-    except RoundError as error:
-        raise RoundError(f"{error}; kept are {_resumable(checkpoints.reached, path)}") from None
-    report = write_report([path])
-    if as_json:
-        click.echo(json.dumps(summary, indent=2))
-    elif not quiet:
-        click.echo(f"run directory: {path}\nreport: {report}")
-
-
-def _resumable(reached: int | None, path: Path) -> str:
-    return f"{reached or 0} rounds; bfl resume {shlex.quote(str(path))} goes on from there"
+    execute_and_report(prepared, directory, quiet=quiet, as_json=as_json)
 
 
 def missing_method(file: str) -> str:

@@ -31,7 +31,7 @@ class Engine(Component, abc.ABC):
     def open(
         self, problem: Problem, inference: LocalInference, bins: int
     ) -> AbstractContextManager[Session]:
-        """Make the clients ready; leaving the context releases what they hold."""
+        """Start the clients; leaving the context releases what they hold."""
 
 
 class Session(abc.ABC):
@@ -39,23 +39,23 @@ class Session(abc.ABC):
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The clients' memories that a checkpoint must keep; by default they keep their own.
+        """The memories that a checkpoint must hold (default: none, clients keep their own).
 
-        A memory that changes becomes another object.
+        Memories are immutable: a client's new memory is a new object.
         """
         return {}
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:  # noqa: B027 - optional
-        """Take back what `memories` once gave; called before the first round."""
+        """Restore `memories` from a checkpoint; called before the first round."""
 
     @abc.abstractmethod
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[LocalResult | ClientError]:
-        """Run `LocalInference.fit`; a client that fails is an error, not an exception."""
+        """Run `LocalInference.fit`; yield a client's failure as an error instead of raising it."""
 
     @abc.abstractmethod
-    def remember(self, result: LocalResult) -> None:
+    def store(self, result: LocalResult) -> None:
         """Store the memories of clients whose result was accepted."""
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ class Session(abc.ABC):
 
 @attrs.frozen(eq=False)
 class Wrapped(Session):
-    """Base of sessions that change one thing about another, and hand on the rest."""
+    """Base of sessions that change one thing about another session and forward the rest."""
 
     session: Session
 
@@ -86,9 +86,9 @@ class Wrapped(Session):
         """Fit as the session does."""
         yield from self.session.fit(broadcast, clients)
 
-    def remember(self, result: LocalResult) -> None:
+    def store(self, result: LocalResult) -> None:
         """Hand the result to the session."""
-        self.session.remember(result)
+        self.session.store(result)
 
     def evaluate(
         self, broadcast: Broadcast, clients: Sequence[int]

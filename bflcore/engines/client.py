@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import attrs
 import torch
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from bflcore.problem.base import Problem
     from bflcore.problem.likelihoods import Predictive
 
-__all__ = ["Memory", "evaluate_clients", "fit_clients", "stack"]
+__all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
 Memory = Mapping[str, Tensor]
+Stage = Literal["fit", "evaluate"]
 Sums = dict[str, Tensor]
 Reply = TypeVar("Reply")
 
@@ -32,73 +33,112 @@ BLOCK = 2048  # test samples predicted at a time; bounds memory, does not change
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
     """Put clients' memories under one client axis."""
-    return {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
+    loaded = [dict(memory.items()) for memory in memories]  # each is read once, if it is on disk
+    return {name: torch.stack([memory[name] for memory in loaded]) for name in loaded[0]}
 
 
-def fit_clients(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    clients: Sequence[int],
-    memories: Sequence[Memory],
-) -> list[LocalResult | ClientError]:
-    """Fit a chunk of clients together; when that fails, each alone, so that blame is exact."""
-    order = sorted(range(len(clients)), key=lambda i: (-problem.train.size(clients[i]), clients[i]))
+@attrs.frozen(eq=False)
+class ClientWorker:
+    """Does the work of any client: holds the data and the inference for the whole run.
 
-    def together() -> list[LocalResult | ClientError]:
-        chosen = [clients[i] for i in order]
-        cohort = problem.cohort(chosen, stack([memories[i] for i in order]), broadcast.round)
-        result = inference.fit(problem, broadcast, cohort)
-        back = sorted(range(len(chosen)), key=lambda row: chosen[row])
-        return [result if back == list(range(len(back))) else result.select(back)]
+    `bins` is the number of confidence bins of the calibration metrics.
+    """
 
-    if len(clients) == 1:
-        return _blamed(together, clients[0], "fit")
-    try:
-        return together()
-    except Exception:  # any fault of a plugin: find out below whose it is
-        alone = [
-            fit_clients(problem, inference, broadcast, [client], [memory])
-            for client, memory in zip(clients, memories, strict=True)
-        ]
-        return [reply for replies in alone for reply in replies]
+    problem: Problem
+    inference: LocalInference
+    bins: int
 
+    def fit(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[LocalResult | ClientError]:
+        """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
+        if len(clients) == 1:
+            return _blame(
+                lambda: [self._fit_together(broadcast, clients, memories)], clients[0], "fit"
+            )
+        try:
+            return [self._fit_together(broadcast, clients, memories)]
+        except Exception:  # any fault of a plugin: find out below whose it is
+            return [
+                reply
+                for client, memory in zip(clients, memories, strict=True)
+                for reply in self.fit(broadcast, [client], [memory])
+            ]
 
-def evaluate_clients(
-    problem: Problem,
-    inference: LocalInference,
-    broadcast: Broadcast,
-    clients: Sequence[int],
-    memories: Sequence[Memory],
-    bins: int,
-) -> list[Evaluation | ClientError]:
-    """Evaluate clients one by one on their own test samples."""
-
-    def one(client: int, memory: Memory) -> list[Evaluation | ClientError]:
-        cohort = problem.cohort([client], stack([memory]), broadcast.round)
-        personalised = inference.personalise(problem, broadcast, cohort)
-        cohort = attrs.evolve(cohort, memory=personalised)
-        personal = _sums(problem, inference, broadcast, cohort, bins)
-        if not personal:
-            return []  # no test samples, nothing to report
-        shared = None
-        if not problem.layout.personal_total:  # the server's model is complete
-            initial = inference.initial_memory(problem)
-            shared = personal
-            if not _equal(personalised, initial):
-                alone = attrs.evolve(cohort, memory=stack([initial]))
-                shared = _sums(problem, inference, broadcast, alone, bins)
+    def evaluate(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[Evaluation | ClientError]:
+        """Evaluate clients one by one on their own test samples."""
         return [
-            Evaluation(
-                client, personal, shared, _curves(problem, inference, broadcast, cohort, bins)
+            reply
+            for client, memory in zip(clients, memories, strict=True)
+            for reply in _blame(
+                partial(self._evaluate_one, broadcast, client, memory), client, "evaluate"
             )
         ]
 
-    replies = [
-        _blamed(partial(one, client, memory), client, "evaluate")
-        for client, memory in zip(clients, memories, strict=True)
-    ]
-    return [reply for found in replies for reply in found]
+    def _fit_together(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> LocalResult:
+        """Fit a cohort ordered by falling size; return its result in the order of `clients`."""
+        size = self.problem.train.size
+        order = sorted(range(len(clients)), key=lambda i: (-size(clients[i]), clients[i]))
+        chosen = [clients[i] for i in order]
+        memory = stack([memories[i] for i in order])
+        cohort = self.problem.cohort(chosen, memory, broadcast.round)
+        result = self.inference.fit(self.problem, broadcast, cohort)
+        back = sorted(range(len(chosen)), key=lambda row: chosen[row])
+        return result if back == list(range(len(back))) else result.select(back)
+
+    def _evaluate_one(
+        self, broadcast: Broadcast, client: int, memory: Memory
+    ) -> list[Evaluation | ClientError]:
+        """Return one client's evaluation; nothing for a client without test samples."""
+        problem, inference = self.problem, self.inference
+        cohort = problem.cohort([client], stack([memory]), broadcast.round)
+        own = inference.personalise(problem, broadcast, cohort)
+        cohort = attrs.evolve(cohort, memory=own)
+        personal = self._sums(broadcast, cohort)
+        if not personal:
+            return []
+        curves = self._curves(broadcast, cohort)
+        if problem.layout.personal_total:  # the server's model is not complete
+            return [Evaluation(client, personal, None, curves)]
+        initial = inference.initial_memory(problem)
+        shared = personal
+        if not _equal(own, initial):
+            shared = self._sums(broadcast, attrs.evolve(cohort, memory=stack([initial])))
+        return [Evaluation(client, personal, shared, curves)]
+
+    def _sums(self, broadcast: Broadcast, cohort: Cohort) -> Sums:
+        total = Sums()
+        # Every block draws from the same streams: one set of parameter draws for all samples.
+        for x, y in self._blocks(cohort):
+            with torch.no_grad():
+                predictive = self.inference.predict(self.problem, broadcast, cohort, x[None])
+            sums = _measure(predictive, y, self.bins)
+            total = metrics.add(total, sums) if total else sums
+        return total
+
+    def _curves(self, broadcast: Broadcast, cohort: Cohort) -> dict[str, dict[float, Sums]]:
+        total: dict[str, dict[float, Sums]] = {}
+        if not isinstance(self.inference, Explorable):
+            return total
+        for x, y in self._blocks(cohort):
+            with torch.no_grad():
+                found = self.inference.curves(self.problem, broadcast, cohort, x[None])
+            for axis, predictions in found.items():
+                sums = total.setdefault(axis, {})
+                for value, predictive in predictions.items():
+                    one = _measure(predictive, y, self.bins)
+                    sums[value] = metrics.add(sums[value], one) if value in sums else one
+        return total
+
+    def _blocks(self, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
+        (client,) = cohort.clients
+        x, y = self.problem.test.of(client)
+        if len(y):  # splitting an empty tensor would give one empty block, which has no metrics
+            yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
 
 
 def _equal(memory: Memory, initial: Memory) -> bool:
@@ -107,37 +147,7 @@ def _equal(memory: Memory, initial: Memory) -> bool:
     )
 
 
-def _sums(
-    problem: Problem, inference: LocalInference, broadcast: Broadcast, cohort: Cohort, bins: int
-) -> Sums:
-    total: Sums = {}
-    # Every block draws from the same streams: one set of parameter draws for all of the samples.
-    for x, y in _blocks(problem, cohort):
-        with torch.no_grad():
-            predictive = inference.predict(problem, broadcast, cohort, x[None])
-        sums = _measure(predictive, y, bins)
-        total = metrics.add(total, sums) if total else sums
-    return total
-
-
-def _curves(
-    problem: Problem, inference: LocalInference, broadcast: Broadcast, cohort: Cohort, bins: int
-) -> dict[str, dict[float, Sums]]:
-    total: dict[str, dict[float, Sums]] = {}
-    if not isinstance(inference, Explorable):
-        return total
-    for x, y in _blocks(problem, cohort):
-        with torch.no_grad():
-            found = inference.curves(problem, broadcast, cohort, x[None])
-        for axis, predictions in found.items():
-            sums = total.setdefault(axis, {})
-            for value, predictive in predictions.items():
-                one = _measure(predictive, y, bins)
-                sums[value] = metrics.add(sums[value], one) if value in sums else one
-    return total
-
-
-def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
+def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
         return metrics.classification_sums(draws, y, bins)
@@ -146,18 +156,12 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> dict[str, Tensor]:
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blocks(problem: Problem, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
-    (client,) = cohort.clients
-    x, y = problem.test.of(client)
-    if len(y):  # nothing splits into one block of nothing, which has no figures
-        yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
-
-
-def _blamed(
-    work: Callable[[], list[Reply | ClientError]], client: int, stage: str
+def _blame(
+    work: Callable[[], list[Reply | ClientError]], client: int, stage: Stage
 ) -> list[Reply | ClientError]:
+    """Do one client's work; whatever it raises becomes the client's error."""
     try:
-        return list(work())
+        return work()
     except ClientError as error:
         return [error]
     except BflError as error:

@@ -1,7 +1,7 @@
 """Simulated faults: clients that never reply, and clients that send garbage.
 
 Who fails, when and how is drawn from streams of the run's seed: a study of robustness can be
-repeated, and a resumed one goes on with the same faults.
+repeated, and a resumed run meets the same faults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bflcore.messages import Broadcast, LocalResult
 
-__all__ = ["GARBAGE", "Unreliable", "unreliable"]
+__all__ = ["GARBAGE", "Unreliable", "simulate_faults"]
 
 HUGE = 1e30
 
@@ -31,7 +31,7 @@ def _negative_variance(name: str, tensor: Tensor) -> Tensor:
     return -1 - tensor.abs() if name.endswith("variance") else tensor
 
 
-# What a corrupted client makes of each tensor of its posterior.
+# What a corrupted client does to each tensor of its posterior.
 GARBAGE: dict[str, Callable[[str, Tensor], Tensor]] = {
     "not a number": lambda _, tensor: tensor * float("nan"),
     "wrong shape": lambda _, tensor: tensor.repeat_interleave(2, dim=-1),
@@ -40,14 +40,14 @@ GARBAGE: dict[str, Callable[[str, Tensor], Tensor]] = {
 }
 
 
-def unreliable(session: Session, seed: int, drop_out: float, corrupt: float) -> Session:
-    """Return the session, with faults where a probability is above 0."""
+def simulate_faults(session: Session, seed: int, drop_out: float, corrupt: float) -> Session:
+    """Return the session, wrapped where one of the probabilities is above 0."""
     return Unreliable(session, seed, drop_out, corrupt) if drop_out or corrupt else session
 
 
 @attrs.frozen(eq=False)
 class Unreliable(Wrapped):
-    """A session whose clients fail at random in training; evaluation reaches all of them."""
+    """A session whose clients fail at random in training; evaluation reaches every client."""
 
     seed: int
     drop_out: float
@@ -56,7 +56,7 @@ class Unreliable(Wrapped):
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[LocalResult | ClientError]:
-        """Fit those who did not drop out, and spoil what the corrupted ones send."""
+        """Fit the clients that did not drop out; corrupt the results of some."""
         lost = [c for c in clients if self._draw(broadcast, c, "drop-out").random() < self.drop_out]
         errors = (ClientError(client, "fit", "it dropped out (--drop-out)") for client in lost)
         others = [client for client in clients if client not in lost]
@@ -73,19 +73,19 @@ class Unreliable(Wrapped):
             for row, client in enumerate(reply.clients):
                 draw = self._draw(broadcast, client, "corruption")
                 alone = reply.select([row])
-                yield _spoilt(alone, draw) if draw.random() < self.corrupt else alone
+                yield _corrupt(alone, draw) if draw.random() < self.corrupt else alone
 
     def _draw(self, broadcast: Broadcast, client: int, purpose: str) -> np.random.Generator:
         return numpy_stream(self.seed, broadcast.round, client, purpose)
 
 
-def _spoilt(result: LocalResult, draw: np.random.Generator) -> LocalResult:
+def _corrupt(result: LocalResult, draw: np.random.Generator) -> LocalResult:
     packed = result.posterior.pack()
     kinds = list(GARBAGE.values())
     if not any(name.endswith("variance") for name in packed):
         kinds.pop()
-    spoil = kinds[int(draw.integers(len(kinds)))]
-    posterior = result.posterior.unpack({name: spoil(name, t) for name, t in packed.items()})
+    corrupt = kinds[int(draw.integers(len(kinds)))]
+    posterior = result.posterior.unpack({name: corrupt(name, t) for name, t in packed.items()})
     return attrs.evolve(result, posterior=posterior)
 
 

@@ -1,101 +1,141 @@
-"""Clients' memories: in this process up to a limit, beyond it in files, read when needed."""
+"""Clients' memories: the most recently used in this process, the others in files."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import zict
+from safetensors.torch import load, save
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-__all__ = ["Memories"]
+__all__ = ["Memories", "Stored"]
 
 Memory = Mapping[str, "Tensor"]
 
 
 class Memories(MutableMapping[int, Memory]):
-    """Memories by client; about `limit` bytes of them stay in this process."""
+    """Memories by client, of which at most `limit` bytes stay in this process.
+
+    A memory is the same object at every access until it is replaced, however often its tensors
+    move to a file and back.
+    """
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._memories: dict[int, Memory] = {}
-        self._held = 0
-        self._numbers = count()
-        self.folder: Path | None = None  # made when needed, removed with this object
+        self._store = _Store(limit)
+        self._stored: dict[int, Stored] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are; removed when no memory is held any more."""
+        return self._store.folder
 
     def __getitem__(self, client: int) -> Memory:
-        """Return a client's memory; one in a file is read at every access to a tensor."""
-        return self._memories[client]
+        """Return a client's memory; it is read when its tensors are used."""
+        return self._stored[client]
 
     def __setitem__(self, client: int, memory: Memory) -> None:
         """Store a memory in place of the client's last one."""
-        self._held -= _size(self._memories.get(client, {}))
-        size = _size(memory)
-        if self._held + size <= self._limit:
-            self._memories[client] = memory
-            self._held += size
-        else:
-            self._memories[client] = self._stored(memory)
+        if memory is not self._stored.get(client):
+            self._stored[client] = self._store.put(memory)
 
     def __delitem__(self, client: int) -> None:
         """Forget a memory."""
-        self._held -= _size(self._memories.pop(client))
+        del self._stored[client]
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the clients."""
-        return iter(self._memories)
+        return iter(self._stored)
 
     def __len__(self) -> int:
         """Count the clients that have a memory."""
-        return len(self._memories)
-
-    def _stored(self, memory: Memory) -> Stored:
-        from safetensors.torch import save_file
-
-        if isinstance(memory, Stored):
-            return memory
-        if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="bfl-memories-"))
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        path = self.folder / f"{next(self._numbers)}.safetensors"
-        device = next((str(tensor.device) for tensor in memory.values()), "cpu")
-        save_file({name: tensor.contiguous().clone() for name, tensor in memory.items()}, path)
-        stored = Stored(path, device)
-        weakref.finalize(stored, path.unlink, missing_ok=True)  # copies elsewhere only read
-        return stored
+        return len(self._stored)
 
 
+@attrs.frozen(eq=False, weakref_slot=True)
 class Stored(Mapping[str, "Tensor"]):
-    """A memory in a file. What is sent to another process is where it lies."""
+    """One memory in the store, where its tensors stay as long as this object is held."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        self._path, self._device = path, device
+    _store: _Store
+    _key: str
+    _devices: Mapping[str, torch.device]  # by name of the tensor; files do not know them
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return names and tensors, read once."""
+        tensors = self._store.get(self._key)
+        return {name: t.to(self._devices[name]) for name, t in tensors.items()}.items()
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read one tensor."""
-        from safetensors import safe_open
-
-        with safe_open(self._path, "pt", self._device) as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
+        """Return one tensor."""
+        return self._store.get(self._key)[name].to(self._devices[name])
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        from safetensors import safe_open
-
-        with safe_open(self._path, "pt") as file:
-            return iter(list(file.keys()))
+        return iter(self._devices)
 
     def __len__(self) -> int:
         """Count the tensors."""
-        return sum(1 for _ in self)
+        return len(self._devices)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Reach another process as plain tensors."""
+        return dict, (dict(self.items()),)
 
 
-def _size(memory: Memory) -> int:
-    """Bytes that a memory takes in this process."""
-    return 0 if isinstance(memory, Stored) else sum(tensor.nbytes for tensor in memory.values())
+class _Store:
+    """Tensors by key, the least recently used in files; the run and its checkpoints share it."""
+
+    def __init__(self, limit: float) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="bfl-memories-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        files = zict.Func(_to_bytes, _from_bytes, zict.File(self.folder))
+        self._buffer: zict.Buffer[str, Memory] = zict.Buffer({}, files, limit, weight=_size)
+        self._lock = Lock()  # zict releases its own locks while it reads a file
+        self._keys = count()
+        # A finaliser may run at any moment, also during an access: it only notes the key.
+        self._unused: deque[str] = deque()
+
+    def put(self, memory: Memory) -> Stored:
+        """Store tensors for as long as the returned object is held."""
+        key, tensors = str(next(self._keys)), dict(memory.items())
+        with self._lock:
+            self._remove_unused()
+            self._buffer[key] = tensors
+        stored = Stored(self, key, {name: tensor.device for name, tensor in tensors.items()})
+        weakref.finalize(stored, self._unused.append, key)
+        return stored
+
+    def get(self, key: str) -> Memory:
+        """Return stored tensors."""
+        with self._lock:
+            self._remove_unused()
+            return self._buffer[key]
+
+    def _remove_unused(self) -> None:
+        while self._unused:
+            del self._buffer[self._unused.popleft()]
+
+
+def _to_bytes(memory: Memory) -> bytes:
+    return save({name: tensor.contiguous().clone() for name, tensor in memory.items()})
+
+
+def _from_bytes(written: bytes) -> Memory:
+    tensors: Memory = load(bytes(written))
+    return tensors
+
+
+def _size(_: str, memory: Memory) -> int:
+    """Bytes that a memory takes."""
+    return sum(tensor.nbytes for tensor in memory.values())

@@ -1,9 +1,9 @@
-"""The crew: persistent worker processes that share the data and the broadcast with their parent.
+"""Process pools: persistent worker processes that share data and broadcast with their parent.
 
-A worker is started once per run, receives the problem once (its tensors in shared memory), and
-then one short message a task. What belongs to a client travels as bytes: a tensor in shared memory
-costs each side an open file, of which a process may have few, and there may be many clients. A
-worker that dies, or takes too long, costs the round its current clients only.
+A process is started once per run, receives the problem once (its tensors in shared memory), and
+then one short message per task. What belongs to a client travels as bytes: a tensor in shared
+memory costs each side an open file, of which a process may have few, and there may be many
+clients. A process that dies, or takes too long, costs the round its current clients only.
 """
 
 from __future__ import annotations
@@ -23,180 +23,172 @@ import attrs
 import torch
 from torch import multiprocessing
 
-from bflcore.engines.client import evaluate_clients, fit_clients
 from bflcore.errors import ClientError
 
 if TYPE_CHECKING:
-    from bflcore.engines.client import Memory
-    from bflcore.inference.base import LocalInference
+    from bflcore.engines.client import ClientWorker, Memory, Stage
     from bflcore.messages import Broadcast
-    from bflcore.problem.base import Problem
 
-__all__ = ["Crew", "crew"]
+__all__ = ["InProcessPool", "Pool", "ProcessPool", "Task", "open_pool", "single_threaded"]
 
-Task = tuple[Sequence[int], "list[Memory]"]
-Reply = list[Any]
+Reply = list[Any]  # one entry per result or error
 
-BEGUN = b"begun"
-
-
-class Crew(abc.ABC):
-    """Whoever runs tasks; replies come back in the order of the tasks."""
-
-    @abc.abstractmethod
-    def run(self, stage: str, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
-        """Run `stage` (``fit`` or ``evaluate``) for every task."""
-
-
-@contextmanager
-def crew(
-    problem: Problem, inference: LocalInference, bins: int, count: int, timeout: float = 0
-) -> Iterator[Crew]:
-    """Yield a crew of `count` processes: this one if it is 1 and has no time limit to keep.
-
-    `timeout` is what a client may take, in seconds; 0: any time.
-    """
-    if count == 1 and not timeout:
-        yield Alone(problem, inference, bins)
-        return
-    staff = Staff(problem, inference, bins, count, timeout)
-    try:
-        yield staff
-    finally:
-        staff.dismiss()
-
-
-class Alone(Crew):
-    """This process."""
-
-    def __init__(self, problem: Problem, inference: LocalInference, bins: int) -> None:
-        self._site = Site(problem, inference, bins)
-
-    def run(self, stage: str, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
-        """Run the tasks one after the other."""
-        for task in tasks:
-            yield self._site.run(stage, broadcast, task)
+STARTED = b"started"
 
 
 @attrs.frozen(eq=False)
-class Site:
-    """What a worker holds for the whole run."""
+class Task:
+    """Clients to fit or to evaluate together, and their memories."""
 
-    problem: Problem
-    inference: LocalInference
-    bins: int
+    clients: Sequence[int]
+    memories: Sequence[Memory]
 
-    def run(self, stage: str, broadcast: Broadcast, task: Task) -> Reply:
-        """Run one task."""
-        clients, memories = task
-        if stage == "fit":
-            return fit_clients(self.problem, self.inference, broadcast, clients, memories)
-        return evaluate_clients(
-            self.problem, self.inference, broadcast, clients, memories, self.bins
-        )
+    def run(self, worker: ClientWorker, stage: Stage, broadcast: Broadcast) -> Reply:
+        """Have the worker do it."""
+        work: Any = worker.fit if stage == "fit" else worker.evaluate
+        reply: Reply = work(broadcast, self.clients, self.memories)
+        return reply
+
+
+class Pool(abc.ABC):
+    """Runs tasks; replies come back in the order of the tasks."""
+
+    @abc.abstractmethod
+    def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
+        """Run `stage` for every task."""
+
+
+@contextmanager
+def open_pool(worker: ClientWorker, processes: int, timeout: float = 0) -> Iterator[Pool]:
+    """Yield a pool; this process alone if `processes` is 1 and there is no time limit.
+
+    `timeout` is the time that a client may take, in seconds (0 = no limit).
+    """
+    if processes == 1 and not timeout:
+        yield InProcessPool(worker)
+        return
+    pool = ProcessPool(worker, processes, timeout)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@attrs.frozen(eq=False)
+class InProcessPool(Pool):
+    """Runs tasks in this process, one after the other."""
+
+    worker: ClientWorker
+
+    def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
+        """Run `stage` for every task."""
+        for task in tasks:
+            yield task.run(self.worker, stage, broadcast)
 
 
 @attrs.frozen
-class Job:
-    """What a worker is at: the number of its task, and when its time is over."""
+class Assignment:
+    """The task that a process works on, by number, and when its time is over."""
 
-    worker: int
-    number: int
-    end: float = math.inf
+    process: int
+    task: int
+    deadline: float = math.inf
 
 
-class Staff(Crew):
+class ProcessPool(Pool):
     """Worker processes, each taking the next task as it becomes free."""
 
-    def __init__(
-        self, problem: Problem, inference: LocalInference, bins: int, count: int, timeout: float
-    ) -> None:
-        problem.train.share_memory()
-        problem.test.share_memory()
+    def __init__(self, worker: ClientWorker, processes: int, timeout: float) -> None:
+        worker.problem.train.share_memory()
+        worker.problem.test.share_memory()
         self._timeout = timeout
-        self._site = Site(problem, inference, bins)
+        self._worker = worker
         self._context = multiprocessing.get_context("spawn")  # fork is unsafe once torch ran
-        self._workers = [self._hire() for _ in range(count)]
+        self._processes = [self._start() for _ in range(processes)]
 
-    def run(self, stage: str, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
+    def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Hand out tasks; yield replies in order, early ones held back until their turn."""
         shared = _in_shared_memory(broadcast)
         waiting = list(enumerate(tasks))[::-1]
-        busy: dict[Connection, Job] = {}
+        busy: dict[Connection, Assignment] = {}
         done: dict[int, Reply] = {}
         due = 0
-        idle = list(range(len(self._workers)))
+        idle = list(range(len(self._processes)))
         while due < len(tasks):
             while idle and waiting:
-                worker, (number, task) = idle.pop(0), waiting.pop()
-                busy[self._send(worker, (stage, shared), task)] = Job(worker, number)
-            for link in self._news(busy):
-                job = busy.pop(link)
-                reply = self._receive(job, stage, tasks[job.number])
-                if reply is None:  # it has begun: from now on its time counts
-                    seconds = self._timeout * len(tasks[job.number][0])
-                    end = time.monotonic() + seconds if seconds else math.inf
-                    busy[link] = attrs.evolve(job, end=end)
+                process, (number, task) = idle.pop(0), waiting.pop()
+                busy[self._send(process, (stage, shared), task)] = Assignment(process, number)
+            for connection in self._ready(busy):
+                assignment = busy.pop(connection)
+                reply = self._receive(assignment, stage, tasks[assignment.task])
+                if reply is None:  # it has started: from now on its time counts
+                    busy[connection] = self._with_deadline(assignment, tasks[assignment.task])
                     continue
-                done[job.number] = reply
-                idle.append(job.worker)
+                done[assignment.task] = reply
+                idle.append(assignment.process)
             while due in done:
                 yield done.pop(due)
                 due += 1
 
-    def dismiss(self) -> None:
-        """Stop every worker."""
-        for _, link in self._workers:
-            link.close()  # an idle worker ends when its line is closed
-        for process, _ in self._workers:
+    def close(self) -> None:
+        """Stop every process."""
+        for _, connection in self._processes:
+            connection.close()  # an idle process ends when its connection is closed
+        for process, _ in self._processes:
             process.join(timeout=2)
             if process.is_alive():
                 process.kill()
                 process.join()
 
-    def _news(self, busy: Mapping[Connection, Job]) -> list[Connection]:
-        """Wait for workers that have something to say, or whose time is over."""
-        end = min(job.end for job in busy.values())
-        seconds = None if end == math.inf else max(0.0, end - time.monotonic())
-        speaking = cast("list[Connection]", wait(list(busy), seconds))
-        late = [link for link, job in busy.items() if job.end <= time.monotonic()]
-        return [*speaking, *(link for link in late if link not in speaking)]
+    def _ready(self, busy: Mapping[Connection, Assignment]) -> list[Connection]:
+        """Wait for processes that sent something, or whose time is over."""
+        deadline = min(assignment.deadline for assignment in busy.values())
+        seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        ready = cast("list[Connection]", wait(list(busy), seconds))
+        late = [c for c, assignment in busy.items() if assignment.deadline <= time.monotonic()]
+        return [*ready, *(connection for connection in late if connection not in ready)]
 
-    def _hire(self) -> tuple[Any, Connection]:
+    def _with_deadline(self, assignment: Assignment, task: Task) -> Assignment:
+        if not self._timeout:
+            return assignment
+        seconds = self._timeout * len(task.clients)
+        return attrs.evolve(assignment, deadline=time.monotonic() + seconds)
+
+    def _start(self) -> tuple[Any, Connection]:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(there, self._site), daemon=True)
+        process = self._context.Process(target=_serve, args=(there, self._worker), daemon=True)
         process.start()
         there.close()
         return process, here
 
-    def _send(self, worker: int, shared: object, task: Task) -> Connection:
-        def send(link: Connection) -> Connection:
-            link.send(shared)
-            link.send_bytes(_packed(task))
-            return link
+    def _send(self, process: int, shared: object, task: Task) -> Connection:
+        def send(connection: Connection) -> Connection:
+            connection.send(shared)
+            connection.send_bytes(_pack(task))
+            return connection
 
         try:
-            return send(self._workers[worker][1])
+            return send(self._processes[process][1])
         except OSError:  # it died while idle
-            self._workers[worker] = self._hire()
-            return send(self._workers[worker][1])
+            self._processes[process] = self._start()
+            return send(self._processes[process][1])
 
-    def _receive(self, job: Job, stage: str, task: Task) -> Reply | None:
-        """Return the reply of a worker that speaks or is late; None: it says that it begins."""
-        process, link = self._workers[job.worker]
+    def _receive(self, assignment: Assignment, stage: Stage, task: Task) -> Reply | None:
+        """Return the reply of a process that is ready or late; None if it has just started."""
+        process, connection = self._processes[assignment.process]
         try:
-            if link.poll():
-                said = link.recv_bytes()
-                return None if said == BEGUN else _unpacked(said)
+            if connection.poll():
+                message = connection.recv_bytes()
+                return None if message == STARTED else _unpack(message)
             reason = f"it took longer than {self._timeout:g} s (--client-timeout)"
             process.kill()
             process.join()
         except (EOFError, OSError):
             process.join(timeout=5)
             reason = f"its worker process died (exit code {process.exitcode})"
-        link.close()
-        self._workers[job.worker] = self._hire()
-        return [ClientError(client, stage, reason) for client in task[0]]
+        connection.close()
+        self._processes[assignment.process] = self._start()
+        return [ClientError(client, stage, reason) for client in task.clients]
 
 
 @contextmanager
@@ -210,16 +202,16 @@ def single_threaded() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _serve(link: Connection, site: Site) -> None:
-    """Serve until the line is closed, or whoever holds its other end is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who says goodbye
+def _serve(connection: Connection, worker: ClientWorker) -> None:
+    """Serve until the connection is closed, or the process at its other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pool
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
-            stage, broadcast = link.recv()
-            task = _unpacked(link.recv_bytes())
-            link.send_bytes(BEGUN)
-            link.send_bytes(_packed(site.run(stage, broadcast, task)))
+            stage, broadcast = connection.recv()
+            task: Task = _unpack(connection.recv_bytes())
+            connection.send_bytes(STARTED)
+            connection.send_bytes(_pack(task.run(worker, stage, broadcast)))
 
 
 class _Pickler(pickle.Pickler):
@@ -233,14 +225,14 @@ class _Pickler(pickle.Pickler):
         return torch.from_numpy, (thing.numpy(),)
 
 
-def _packed(thing: object) -> bytes:
+def _pack(thing: object) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(thing)
     return buffer.getvalue()
 
 
-def _unpacked(written: bytes) -> Any:
-    return pickle.loads(written)  # noqa: S301 - of this run's own processes
+def _unpack(written: bytes) -> Any:
+    return pickle.loads(written)  # noqa: S301 - from this run's own processes
 
 
 def _in_shared_memory(broadcast: Broadcast) -> Broadcast:

@@ -1,19 +1,20 @@
-"""The run directory: what a run keeps, and whether it can go on from there."""
+"""The run directory: what a run keeps, and whether it can be resumed unchanged."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from bflcore.errors import RunError
 from bflcore.experiments.checkpoint import Checkpoints
-from bflcore.experiments.environment import environment, used
+from bflcore.experiments.environment import environment, used_distributions
+from bflcore.files import write_text
 
 if TYPE_CHECKING:
     from bflcore.experiments.prepare import Prepared
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from bflcore.experiments.resolve import Experiment
     from bflcore.registry.loading import Registry
 
-__all__ = ["RunDirectory", "default_directory", "used"]
+__all__ = ["RunDirectory", "default_directory"]
+
+LOCK = ".lock"  # stays in the folder: what counts is whether a process holds it
 
 
 class RunDirectory:
@@ -32,7 +35,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, prepared: Prepared, registry: Registry) -> RunDirectory:
-        """Make the folder and write what is known before the first round.
+        """Create the folder and write what is known before the first round.
 
         Raises `RunError` when it exists or cannot be written.
         """
@@ -47,19 +50,19 @@ class RunDirectory:
         directory = cls(path)
         directory.write_text("experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
         prepared.partition.save(path / "partition.npz")
-        # Last: a folder with this file is complete, and can go on.
+        # Last: a folder with this file is complete, and the run can be resumed.
         directory.write_json("environment.json", environment(prepared, registry))
         return directory
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Return the directory of a run that began. Raises `RunError` when there is none."""
+        """Return the directory of a run that was started. Raises `RunError` when there is none."""
         if not (path / "experiment.toml").is_file():
-            raise RunError(f"{path} is no run directory; give the folder that bfl run wrote")
+            raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
         if not (path / "environment.json").is_file():
             raise RunError(
-                f"{path / 'environment.json'} is missing: the run stopped before it began; "
-                f"bfl run {path / 'experiment.toml'}"
+                f"{path / 'environment.json'} is missing: the run was interrupted during set-up; "
+                f"start it again: bfl run {path / 'experiment.toml'}"
             )
         return cls(path)
 
@@ -70,14 +73,12 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """The file with one line an evaluated round."""
+        """The file with one line per evaluated round."""
         return self.path / "metrics.jsonl"
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file aside and rename it into place."""
-        aside = self.path / f".{name}.writing"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(self.path / name)
+        """Replace a file."""
+        write_text(self.path / name, text)
 
     def write_json(self, name: str, value: object) -> None:
         """Write indented JSON."""
@@ -89,9 +90,9 @@ class RunDirectory:
             file.write(json.dumps(record) + "\n")
 
     def rewind(self, round: int) -> list[Record]:
-        """Take the lines after a round out of ``metrics.jsonl``; return the others.
+        """Remove the lines after a round from ``metrics.jsonl``; return the others.
 
-        What a kill left half written goes, too.
+        A line that a kill left half written is removed, too.
         """
         if not self.metrics.exists():
             return []
@@ -105,7 +106,7 @@ class RunDirectory:
         return [record for _, record in kept]
 
     def changes(self, prepared: Prepared, registry: Registry) -> list[str]:
-        """Say what differs from when the run began and may change its results.
+        """Return what has changed since the run started and may change its results.
 
         Raises `RunError` when ``environment.json`` cannot be read.
         """
@@ -115,12 +116,12 @@ class RunDirectory:
             torch = then["torch"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{self.path / 'environment.json'} cannot be read ({error!r}); run it again"
+                f"{self.path / 'environment.json'} cannot be read ({error!r}); start the run again"
             ) from None
         now = environment(prepared, registry)
         found = [("torch", torch, now["torch"])] + [
             (name, versions.get(name, "absent"), now["distributions"][name])
-            for name in sorted(used(prepared.experiment, registry))
+            for name in sorted(used_distributions(prepared.experiment, registry))
         ]
         changed = [f"{name} was {old} and is {new}" for name, old, new in found if old != new]
         marks = now["fingerprints"].items()
@@ -129,33 +130,25 @@ class RunDirectory:
     def note_changes(
         self, changes: list[str], prepared: Prepared, registry: Registry, round: int
     ) -> None:
-        """Write the environment as it is now, and keep that it changed after a round."""
+        """Write the environment as it is now, with a note that it changed after a round."""
         path = self.path / "environment.json"
         before = json.loads(path.read_text(encoding="utf-8")).get("forced", [])
         forced = [*before, {"round": round, "changes": changes}]
         self.write_json(path.name, environment(prepared, registry) | {"forced": forced})
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes from writing here; a kill lets go.
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing here; the lock of a killed process is released.
 
-        Raises `RunError` while another process holds the directory.
+        Raises `RunError` while another process holds the lock.
         """
         try:
-            import fcntl
-        except ImportError:  # Windows has no such locks
-            yield
-            return
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
+            with FileLock(self.path / LOCK, blocking=False):
+                yield
+        except Timeout:
             raise RunError(
-                f"{self.path} is in use by a run that goes on; wait for it, or stop it first"
+                f"another process is running in {self.path}; wait for it or stop it"
             ) from None
-        finally:
-            os.close(descriptor)
 
 
 def default_directory(experiment: Experiment, root: Path = Path("runs")) -> Path:

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, and digests of what decides its results."""
+"""The environment of a run: versions, and digests of what determines its results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from bflcore.problem import Problem
     from bflcore.registry.loading import Registry
 
-__all__ = ["environment", "used"]
+__all__ = ["environment", "used_distributions"]
 
 # Settings that may differ when a run is resumed: its results do not depend on them.
 MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
 
 
 def environment(prepared: Prepared, registry: Registry) -> Record:
-    """Return versions, and digests of what decides the results."""
+    """Return versions, and digests of what determines the results."""
     import torch
 
     return {
@@ -43,7 +43,7 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
     }
 
 
-def used(experiment: Experiment, registry: Registry) -> set[str]:
+def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:
     """Return the distributions whose components the experiment uses, the core's included."""
     names = [("method", experiment.method)]
     names += [(component.kind, component.name) for component in experiment.components()]
@@ -55,7 +55,7 @@ def used(experiment: Experiment, registry: Registry) -> set[str]:
 
 
 def _settings(experiment: Experiment) -> str:
-    """Return a digest of the settings that decide the results."""
+    """Return a digest of the settings that determine the results."""
     values = {k: v for k, v in experiment.as_toml().items() if k not in MAY_CHANGE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

@@ -20,7 +20,7 @@ __all__ = ["Prepared", "assemble", "prepare"]
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """An experiment with its data loaded, divided, and put together with a network."""
+    """An experiment with its data, loaded and divided among the clients, and its network."""
 
     experiment: Experiment
     partition: Partition
@@ -61,10 +61,10 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
-    """Put divided data and the experiment's network together.
+    """Combine divided data with the experiment's network.
 
-    The network's shape and start come from the data's shape and the seed alone, so whoever holds
-    only some clients' samples, or none, makes the same.
+    The network's shape and initial values depend on the data's shape and the seed alone, so that
+    nodes with only some clients' samples, or none, build the same network.
     """
     import torch
 
@@ -105,7 +105,7 @@ def _dataset(experiment: Experiment) -> Dataset:
         return load_npz(Path(data.data))
     if folder is not None and not folder.is_dir() and not data.download:
         raise DataError(
-            f"--data-dir: {folder} is no folder; give the folder that holds {data.data}, "
+            f"--data-dir: {folder} is not a folder; give the folder that holds {data.data}, "
             "or add --download to fetch it there"
         )
     return experiment.dataset.load(folder, data.download)

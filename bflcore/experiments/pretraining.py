@@ -1,10 +1,10 @@
-"""Pre-training: what clients start from is learned from some of their data, pooled, before round 1.
+"""Pre-training: learn the first round's start and prior from some of the data, pooled.
 
-A random fraction of all training samples makes one pseudo client, which the run's own inference
-fits. Its posterior over the shared coordinates becomes start *and* prior of the first round:
+The run's own inference fits one pseudo client that holds a random fraction of all training
+samples. Its posterior over the shared parameters becomes both start and prior of the first round:
 it holds what the clients have in common, so a rule that counts common knowledge once
 (`subtracts-prior`) subtracts this posterior, and the KL term pulls towards it. Under ``--hyper
-fixed`` it stays the prior. Personal coordinates stay as initialised, and nothing travels.
+fixed`` it remains the prior. Personal parameters keep their initial values, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from bflcore.engines.client import fit_clients
+from bflcore.engines.client import ClientWorker
 from bflcore.engines.screening import screen
 from bflcore.errors import ClientError, RunError
 from bflcore.hyper import Continual
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from bflcore.messages import Broadcast
     from bflcore.problem.base import Problem
 
-__all__ = ["pooled", "pretrain"]
+__all__ = ["pool_samples", "pretrain"]
 
 
-def pooled(problem: Problem, fraction: float) -> Problem:
+def pool_samples(problem: Problem, fraction: float) -> Problem:
     """Return the problem of one client that holds `fraction` of all training samples, or one."""
     parts = [problem.train.of(client) for client in problem.clients]
     x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -42,18 +42,19 @@ def pooled(problem: Problem, fraction: float) -> Problem:
 def pretrain(
     recipe: Recipe, problem: Problem, broadcast: Broadcast, fraction: float
 ) -> tuple[Broadcast, float]:
-    """Return the first broadcast with what the pooled samples taught, and the training loss.
+    """Return the first broadcast as learned from the pooled samples, and the training loss.
 
-    A variance of zero becomes in the prior what `Continual`, the run's own if it has one, makes
-    of it. Raises `RunError` when the inference fails on the pooled samples.
+    `Continual`, the run's own if it has one, decides what a variance of zero becomes in the prior.
+    Raises `RunError` when the inference fails on the pooled samples.
     """
-    pool, inference = pooled(problem, fraction), recipe.inference
-    # Fitted as the server's own client, whose draws are nobody else's; the only share is the last.
-    (reply,) = fit_clients(pool, inference, broadcast, [SERVER], [inference.initial_memory(pool)])
+    pool, inference = pool_samples(problem, fraction), recipe.inference
+    # The pseudo client has the server's number, so that it shares no random draws with a client.
+    worker = ClientWorker(pool, inference, bins=0)  # it evaluates nothing
+    (reply,) = worker.fit(broadcast, [SERVER], [inference.initial_memory(pool)])
     (result,) = screen(reply, broadcast)
     if isinstance(result, ClientError):
         raise RunError(
-            f"--pretrain: inference {inference.name} gave no usable result on the "
+            f"--pretrain: inference {inference.name} gave no valid result on the "
             f"{pool.train.size(SERVER)} pooled samples: {result.reason}"
         )
     continual = recipe.hyper

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import Session
-    from bflcore.messages import Broadcast, Evaluation
-    from bflcore.problem.base import Problem
-    from bflcore.rounds import Recipe, Round
+    from bflcore.messages import Evaluation
+    from bflcore.rounds import Round
 
-__all__ = ["Record", "Summary"]
+__all__ = ["Record", "Records"]
 
 Record = dict[str, Any]
 
 
-class Summary:
-    """Accumulates what a run reports.
+class Records:
+    """Accumulates what a run reports, and formats it.
 
-    `state` is what a checkpoint keeps of it; `restore` takes that and the lines of
-    ``metrics.jsonl`` back.
+    `seconds` are added to by whoever takes the time. `state` is what a checkpoint stores; `restore`
+    takes it back, with the lines of ``metrics.jsonl`` written until then.
     """
 
     def __init__(self, method: str) -> None:
         self.method = method
-        self.records: list[Record] = []
-        self.evaluation: Record = {}
+        self.records: list[Record] = []  # the lines of metrics.jsonl
+        self.evaluation: Record = {}  # evaluation.json, of the latest evaluation
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
         self.bytes = {"up": 0, "down": 0}
         self.dropped: list[Record] = []
-        self._fresh: list[Record] = []
-        self._began = time.perf_counter()
+        self._unreported: list[Record] = []  # dropped since the last line of metrics.jsonl
+        self._started = time.perf_counter()
 
     def state(self) -> Record:
         """Return the counters as plain values, exactly."""
@@ -43,109 +41,95 @@ class Summary:
             "evaluated": len(self.records),
             "seconds": dict(self.seconds),
             "bytes": dict(self.bytes),
-            "dropped": list(self._fresh),  # since the last line of metrics.jsonl
-            "total": time.perf_counter() - self._began,
+            "dropped": list(self._unreported),
+            "total": time.perf_counter() - self._started,
         }
 
     def restore(self, state: Mapping[str, Any], records: Sequence[Record]) -> None:
-        """Go on from `state` and the lines written until then."""
+        """Continue from `state` and the lines written until then."""
         self.records = list(records)
         self.seconds, self.bytes = dict(state["seconds"]), dict(state["bytes"])
-        self._fresh = list(state["dropped"])
-        self.dropped = [entry for record in records for entry in record["dropped"]] + self._fresh
-        self._began = time.perf_counter() - state["total"]
+        self._unreported = list(state["dropped"])
+        reported = [entry for record in records for entry in record["dropped"]]
+        self.dropped = reported + self._unreported
+        self._started = time.perf_counter() - state["total"]
 
-    def count(self, number: int, done: Round) -> None:
-        """Take in what a round cost and whom it dropped."""
+    def add_round(self, number: int, done: Round) -> None:
+        """Count what a round cost, and the clients that it dropped."""
         self.seconds["clients"] += done.client_seconds
         self.seconds["server"] += done.server_seconds
         self.bytes["up"] += done.bytes_up
         self.bytes["down"] += done.bytes_down
         self._drop(number, done.dropped)
 
-    def pretrained(
-        self, recipe: Recipe, problem: Problem, broadcast: Broadcast, fraction: float
-    ) -> tuple[Broadcast, float]:
-        """Pre-train, and take in what that cost."""
-        from bflcore.experiments.pretraining import pretrain
-
-        clock = time.perf_counter()
-        found = pretrain(recipe, problem, broadcast, fraction)
-        self.seconds["pretraining"] = time.perf_counter() - clock
-        return found
-
-    def evaluated(
+    def add_evaluation(
         self,
         number: int,
         loss: float,
         report: Mapping[str, float],
-        session: Session,
-        broadcast: Broadcast,
-        problem: Problem,
+        replies: Sequence[Evaluation | ClientError],
+        novel: Collection[int],
     ) -> Record:
-        """Evaluate every client and return the line for ``metrics.jsonl``."""
-        clock = time.perf_counter()
-        everyone = (*problem.clients, *problem.novel)
-        replies = screen_evaluations(list(session.evaluate(broadcast, everyone)))
-        found = [reply for reply in replies if not isinstance(reply, ClientError)]
-        self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
-        groups = _groups(found, problem.novel)
-        self.seconds["evaluation"] += time.perf_counter() - clock
+        """Return the line for ``metrics.jsonl``; `report` holds the aggregator's numbers.
+
+        `novel` are the clients held out of training.
+        """
         from bflcore.problem import metrics
 
+        found = [reply for reply in replies if not isinstance(reply, ClientError)]
+        self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
+        groups = _group(found, novel)
         record: Record = {"round": number, "train.loss": loss}
-        record |= {f"aggregator.{name}": figure for name, figure in report.items()}
+        record |= {f"aggregator.{name}": value for name, value in report.items()}
         for group, members in groups.items():
-            figures = metrics.summarise([sums for _, sums in members])
-            for name, figure in figures.items():
-                record[f"{group}.{name}"] = figure
+            summary = metrics.summarise([sums for _, sums in members])
+            record |= {f"{group}.{name}": value for name, value in summary.items()}
         record |= {
-            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "seconds": _rounded(self.seconds),
             "bytes": dict(self.bytes),
-            "dropped": self._fresh,
+            "dropped": self._unreported,
         }
-        self._fresh = []
+        self._unreported = []
         self.evaluation = {"round": number} | {
             group: _detail(members) for group, members in groups.items()
         }
-        if curves := _curves([e for e in found if e.client not in problem.novel]):
+        if curves := _curves([e for e in found if e.client not in novel]):
             self.evaluation["curves"] = curves
         self.records.append(record)
         return record
 
-    def finish(self) -> Record:
+    def summary(self) -> Record:
         """Return ``summary.json``."""
         key = "personal.accuracy" if "personal.accuracy" in self.records[-1] else "personal.rmse"
         sign = 1 if key.endswith("accuracy") else -1
         best = max(self.records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
-        total = time.perf_counter() - self._began
+        total = time.perf_counter() - self._started
         return {
             "method": self.method,
             "rounds": self.records[-1]["round"],
-            "final": _figures(self.records[-1]),
+            "final": _metrics_of(self.records[-1]),
             "best": {
-                **_figures(best),
+                **_metrics_of(best),
                 "chosen": f"the evaluated round with the best {key}, chosen on test data",
             },
-            "seconds": {"total": round(total, 4)}
-            | {name: round(value, 4) for name, value in self.seconds.items()},
+            "seconds": _rounded({"total": total} | self.seconds),
             "bytes": self.bytes,
             "dropped": self.dropped,
         }
 
-    def _drop(self, number: int, failures: Sequence[ClientError]) -> None:
+    def _drop(self, number: int, failures: Iterable[ClientError]) -> None:
         entries = [
             {"round": number, "client": f.client, "stage": f.stage, "reason": f.reason}
             for f in failures
         ]
         self.dropped += entries
-        self._fresh += entries
+        self._unreported += entries
 
 
-def _groups(
-    found: Sequence[Evaluation], novel: Sequence[int]
+def _group(
+    found: Sequence[Evaluation], novel: Collection[int]
 ) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Divide evaluations: clients' own models, the server's model, clients held out of training."""
+    """Group evaluations: clients' own models, the server's model, clients held out of training."""
     trained = [e for e in found if e.client not in novel]
     groups = {
         "personal": [(e.client, e.personal) for e in trained],
@@ -156,8 +140,7 @@ def _groups(
 
 
 def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
-    from functools import reduce
-
+    """Return every client's metrics, the pooled ones, and the calibration curves."""
     from bflcore.problem import metrics
 
     total = reduce(metrics.add, [dict(sums) for _, sums in members])
@@ -174,7 +157,7 @@ def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
 
 
 def _curves(found: Sequence[Evaluation]) -> Record:
-    """Return, by axis, the figures at every value: mean, std, pooled, and each client's."""
+    """Return, by axis, the metrics at every value: mean, std, pooled, and each client's."""
     from bflcore.problem import metrics
 
     curves: Record = {}
@@ -202,7 +185,11 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _figures(record: Record) -> Record:
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in seconds.items()}
+
+
+def _metrics_of(record: Record) -> Record:
     return {
         key: value for key, value in record.items() if key not in {"seconds", "bytes", "dropped"}
     }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from bflcore.engines.faults import unreliable
+from bflcore.engines.faults import simulate_faults
+from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import RunError
-from bflcore.experiments.directory import RunDirectory
-from bflcore.experiments.records import Record, Summary
+from bflcore.experiments.records import Record, Records
 from bflcore.rounds import Recipe, begin, run_round, sample_cohort
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bflcore.engines.base import Session
     from bflcore.experiments.checkpoint import Checkpoint, Checkpoints
+    from bflcore.experiments.directory import RunDirectory
     from bflcore.experiments.prepare import Prepared
 
 __all__ = ["Progress", "Run", "execute"]
@@ -28,22 +32,22 @@ def execute(
     progress: Progress = lambda *_: None,
     session: Session | None = None,
 ) -> Record:
-    """Run every round that is left, evaluate, write everything; return the summary.
+    """Run the remaining rounds, evaluate, write everything; return the summary.
 
-    A directory with a checkpoint goes on from there, bit for bit. `progress` is called after
+    A directory with a checkpoint continues from there, bit for bit. `progress` is called after
     each round with its number, its training loss, and the record of its evaluation if there was
-    one; pre-training is round 0. `session`: clients that are at work already, in place of those
-    that the experiment's engine would start. Raises `RunError` when too few clients gave a usable
+    one; pre-training is round 0. `session`: clients that are running already, in place of those
+    that the experiment's engine would start. Raises `RunError` when too few clients gave a valid
     result, or when the checkpoint cannot be read or written.
     """
-    with directory.held(), directory.checkpoints as checkpoints:
-        result = Run(prepared, directory, checkpoints, progress).finished(session)
-    directory.write_json("summary.json", result)
-    return result
+    with directory.lock(), directory.checkpoints as checkpoints:
+        summary = Run(prepared, directory, checkpoints, progress).execute(session)
+    directory.write_json("summary.json", summary)
+    return summary
 
 
 class Run:
-    """A run between two rounds: the server's state, the counters, and where they are kept."""
+    """A run between two rounds: the server's state, the records, and where both are kept."""
 
     def __init__(
         self,
@@ -58,38 +62,31 @@ class Run:
         self.recipe = Recipe(
             experiment.inference, experiment.aggregator, experiment.weighting, experiment.hyper
         )
-        self.summary = Summary(experiment.method)
+        self.records = Records(experiment.method)
         self.broadcast = begin(self.recipe, self.problem)
 
-    def finished(self, given: Session | None = None) -> Record:
-        """Restore what there is, run the rounds that are left, and return the summary."""
-        run, problem = self.experiment.run, self.problem
-        saved = self._restored()
-        every = run.eval_every or max(1, run.rounds // 20)
-        engine, inference = self.experiment.engine, self.experiment.inference
-        with nullcontext(given) if given else engine.open(problem, inference, run.bins) as opened:
-            opened.restore(saved.memories if saved else {})
-            session = unreliable(opened, run.seed, run.drop_out, run.corrupt)
-            if saved is None:
+    def execute(self, given: Session | None = None) -> Record:
+        """Restore the last checkpoint, run the remaining rounds, and return the summary."""
+        run, engine, inference = self.experiment.run, self.experiment.engine, self.recipe.inference
+        memories = self.restore()
+        opening = nullcontext(given) if given else engine.open(self.problem, inference, run.bins)
+        with opening as clients:
+            clients.restore(memories or {})
+            session = simulate_faults(clients, run.seed, run.drop_out, run.corrupt)
+            if memories is None:
                 self._pretrain(session)
-                self._keep(session)
+                self._checkpoint(session)
+            del memories  # they may be large, and the session holds them
             for number in range(self.broadcast.round + 1, run.rounds + 1):
-                clients = sample_cohort(
-                    problem.clients, run.cohort or len(problem.clients), run.seed, number - 1
-                )
-                done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients)
-                self.broadcast = done.broadcast
-                self.summary.count(number, done)
-                record = None
-                if number % every == 0 or number == run.rounds:
-                    record = self._evaluate(session, number, done.loss, done.report)
-                if number % run.checkpoint_every == 0 or number == run.rounds:
-                    self._keep(session)
-                self.progress(number, done.loss, record)
-        return self.summary.finish()
+                self._round(session, number)
+        return self.records.summary()
 
-    def _restored(self) -> Checkpoint | None:
-        """Take back what the newest checkpoint holds, and nothing that came after it."""
+    def restore(self) -> Mapping[int, Mapping[str, Tensor]] | None:
+        """Continue from the newest checkpoint, and from nothing that was written after it.
+
+        Returns the clients' memories; None when there is no checkpoint yet. Raises `RunError`
+        when the checkpoint does not belong to this experiment.
+        """
         saved = self.checkpoints.read(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
         records = self.directory.rewind(reached)
@@ -97,42 +94,70 @@ class Run:
             logger.rewind(self.directory.path, reached)
         if saved is None:
             return None
+        self._check(saved, records)
+        self.broadcast = saved.broadcast
+        self.records.restore(saved.state, records)
+        return saved.memories
+
+    def _check(self, saved: Checkpoint, records: list[Record]) -> None:
+        """Refuse a checkpoint of another model, or one whose lines of metrics are lost."""
+        stored = saved.broadcast.start.pack()
         for name, tensor in self.broadcast.start.pack().items():
-            found = saved.broadcast.start.pack()[name]
+            found = stored[name]
             if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
                 raise RunError(
                     f"{self.checkpoints.folder}: {name} is {found.dtype} {list(found.shape)}, but "
-                    f"the model needs {tensor.dtype} {list(tensor.shape)}; run it again"
+                    f"the model needs {tensor.dtype} {list(tensor.shape)}; start the run again"
                 )
         if len(records) != saved.state["evaluated"]:
             raise RunError(
                 f"{self.directory.metrics}: {len(records)} of {saved.state['evaluated']} evaluated "
-                f"rounds up to round {reached} are left; put the file back, or run it again"
+                f"rounds up to round {saved.broadcast.round} are left; restore the file, or start "
+                "the run again"
             )
-        self.broadcast = saved.broadcast
-        self.summary.restore(saved.state, records)
-        return saved
+
+    def _round(self, session: Session, number: int) -> None:
+        """Run one round; evaluate and write a checkpoint where one is due."""
+        run, everyone = self.experiment.run, self.problem.clients
+        clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
+        done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients)
+        self.broadcast = done.broadcast
+        self.records.add_round(number, done)
+        record, last = None, number == run.rounds
+        if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
+            record = self._evaluate(session, number, done.loss, done.report)
+        if last or number % run.checkpoint_every == 0:
+            self._checkpoint(session)
+        self.progress(number, done.loss, record)
 
     def _pretrain(self, session: Session) -> None:
+        from bflcore.experiments.pretraining import pretrain
+
         fraction = self.experiment.run.pretrain
-        if fraction:
-            self.broadcast, loss = self.summary.pretrained(
-                self.recipe, self.problem, self.broadcast, fraction
-            )
-            self.progress(0, loss, self._evaluate(session, 0, loss, {}))
+        if not fraction:
+            return
+        clock = time.perf_counter()
+        self.broadcast, loss = pretrain(self.recipe, self.problem, self.broadcast, fraction)
+        self.records.seconds["pretraining"] = time.perf_counter() - clock
+        self.progress(0, loss, self._evaluate(session, 0, loss, {}))
 
     def _evaluate(
         self, session: Session, number: int, loss: float, report: Mapping[str, float]
     ) -> Record:
-        record = self.summary.evaluated(number, loss, report, session, self.broadcast, self.problem)
+        """Evaluate every client and write the metrics wherever they go."""
+        clock = time.perf_counter()
+        everyone = (*self.problem.clients, *self.problem.novel)
+        replies = screen_evaluations(list(session.evaluate(self.broadcast, everyone)))
+        self.records.seconds["evaluation"] += time.perf_counter() - clock
+        record = self.records.add_evaluation(number, loss, report, replies, self.problem.novel)
         self.directory.append(record)
         for logger in self.experiment.loggers:
             logger.log(self.directory.path, record)
-        self.directory.write_json("evaluation.json", self.summary.evaluation)
+        self.directory.write_json("evaluation.json", self.records.evaluation)
         return record
 
-    def _keep(self, session: Session) -> None:
+    def _checkpoint(self, session: Session) -> None:
         written = [path for path in (self.directory.metrics,) if path.exists()]
         self.checkpoints.write(
-            self.broadcast, session.memories, self.summary.state(), after=written
+            self.broadcast, session.memories, self.records.state(), after=written
         )

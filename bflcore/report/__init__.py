@@ -1,6 +1,6 @@
 """Reports and comparisons of finished runs."""
 
 from bflcore.report.page import write_report
-from bflcore.report.table import compare_table, render_table
+from bflcore.report.table import compare_runs, print_table
 
-__all__ = ["compare_table", "render_table", "write_report"]
+__all__ = ["compare_runs", "print_table", "write_report"]

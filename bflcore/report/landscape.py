@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 __all__ = ["Plane", "landscape"]
 
 POINTS = 25  # along each side of the picture
-MARGIN = 0.3  # of the picture around the networks, in parts of their extent
+MARGIN = 0.3  # of the picture around the networks, as a fraction of their extent
 SAMPLES = 1024  # test samples at most
 
 
 @attrs.frozen(eq=False)
 class Plane:
-    """Figures ``[up, across]`` on a plane, in units of Euclidean distance between networks.
+    """Metrics ``[up, across]`` on a plane, in units of Euclidean distance between networks.
 
-    `marks` are the places of the networks that span it.
+    `marks` are the positions of the networks that span it.
     """
 
     client: int
     across: list[float]
     up: list[float]
-    figures: dict[str, list[list[float]]]
+    metrics: dict[str, list[list[float]]]
     marks: dict[str, tuple[float, float]]
 
 
 def landscape(run: Run) -> Plane:
-    """Measure the first client that holds a memory of its own.
+    """Measure the first client that has a memory.
 
     The plane goes through the one or two networks that the inference names
-    (`Explorable.landmarks`) and the initialisation; where one is missing, in a random
+    (`Explorable.landmarks`) and the initialisation; a missing one is replaced by a random
     direction. Raises `RunError` when the checkpoint is missing or has diverged.
     """
     from bflcore.experiments.prepare import prepare
@@ -58,7 +58,7 @@ def landscape(run: Run) -> Plane:
     folder = run.path / "checkpoint"
     saved = Checkpoints(folder).read(family, prepared.problem.device)
     if saved is None:
-        raise RunError(f"{folder} cannot be read: it has no checkpoint; run it again")
+        raise RunError(f"{folder} cannot be read: it has no checkpoint; start the run again")
     problem, inference = prepared.problem, prepared.experiment.inference
     client = min(saved.memories, default=problem.clients[0])
     memory = saved.memories.get(client) or inference.initial_memory(problem)
@@ -70,10 +70,10 @@ def landscape(run: Run) -> Plane:
         found = {"client": client_posterior(problem, saved.broadcast, cohort).mean}
     networks = {label: network[0] for label, network in found.items()}
     networks["initialisation"] = problem.initial
-    return _measured(problem, client, networks)
+    return _measure(problem, client, networks)
 
 
-def _measured(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plane:
+def _measure(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plane:
     import torch
 
     x, y = (tensor[:SAMPLES] for tensor in problem.test.of(client))
@@ -88,10 +88,10 @@ def _measured(problem: Problem, client: int, networks: dict[str, Tensor]) -> Pla
     across, up = (_side([mark[axis] for mark in marks.values()]) for axis in (0, 1))
     with torch.no_grad():
         rows = [
-            [_figures(problem, origin + a * first + b * second, x, y) for a in across] for b in up
+            [_metrics(problem, origin + a * first + b * second, x, y) for a in across] for b in up
         ]
-    figures = {name: [[cell[name] for cell in row] for row in rows] for name in rows[0][0]}
-    return Plane(client, across, up, figures, marks)
+    metrics = {name: [[cell[name] for cell in row] for row in rows] for name in rows[0][0]}
+    return Plane(client, across, up, metrics, marks)
 
 
 def _axes(problem: Problem, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +110,7 @@ def _axes(problem: Problem, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tens
         rest = direction
         for one in basis:
             rest = rest - (rest @ one) * one
-        # Networks that coincide, or lie on one line, leave no direction but rounding's.
+        # Of networks that coincide, or lie on one line, nothing is left but rounding errors.
         if len(basis) < 2 and float(rest.norm()) > 1e-4 * float(direction.norm() + 1e-12):
             basis.append(rest / rest.norm())
     return origin, basis[0], basis[1]
@@ -122,7 +122,7 @@ def _side(places: list[float]) -> list[float]:
     return [low + (high - low) * i / (POINTS - 1) for i in range(POINTS)]
 
 
-def _figures(problem: Problem, network: Tensor, x: Tensor, y: Tensor) -> dict[str, Any]:
+def _metrics(problem: Problem, network: Tensor, x: Tensor, y: Tensor) -> dict[str, Any]:
     outputs = problem.forward(network[None], x[None])[0]
     found = {"nll": float(problem.likelihood.nll(outputs, y).mean())}
     if problem.likelihood.task == "classification":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["along", "contours", "learning_curves", "reliability", "retention"]
 
-# Okabe & Ito's palette: distinguishable to colour-blind readers, on light and on dark.
+# Okabe & Ito's palette: distinguishable with colour blindness, on light and dark paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#8a8f98"
 STYLE: Any = {
@@ -33,7 +33,7 @@ NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMS
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
-    """Draw the main figures over rounds: personal models solid, the server's dashed."""
+    """Draw the main metrics over rounds: personal models solid, the server's dashed."""
     names = ("accuracy", "nll", "ece") if runs[0].classifies else ("rmse", "nll", "coverage90")
     with mpl.rc_context(STYLE):
         figure, axes = _figure(len(names))
@@ -61,7 +61,7 @@ def _series(axis: Any, run: Run, key: str, colour: str, dashes: str, group: str)
 
 
 def reliability(runs: Sequence[Run]) -> str:
-    """Draw accuracy against confidence, and how often each confidence occurs."""
+    """Draw accuracy over confidence, and how often each confidence occurs."""
     runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (upper, lower) = _figure(2)
@@ -91,7 +91,7 @@ def reliability(runs: Sequence[Run]) -> str:
 
 
 def retention(runs: Sequence[Run]) -> str:
-    """Draw accuracy on the samples that are kept when the most uncertain are discarded."""
+    """Draw accuracy on the samples that are left when the most uncertain are rejected."""
     runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (axis,) = _figure(1)
@@ -105,7 +105,7 @@ def retention(runs: Sequence[Run]) -> str:
 
 
 def along(run: Run, axis: str) -> str:
-    """Draw the figures along a quantity of the method: the mean, and every client faintly."""
+    """Draw the metrics along a quantity of the method: the mean, and each client in grey."""
     points = run.evaluation["curves"][axis]
     names = [name for name in ("accuracy", "nll", "ece", "rmse") if name in points["mean"]]
     with mpl.rc_context(STYLE):
@@ -119,10 +119,10 @@ def along(run: Run, axis: str) -> str:
 
 
 def contours(plane: Plane) -> str:
-    """Draw each figure over a plane of parameters, and the networks that span it."""
+    """Draw each metric over a plane of parameters, and the networks that span it."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(len(plane.figures))
-        for plot, (name, values) in zip(axes, plane.figures.items(), strict=True):
+        figure, axes = _figure(len(plane.metrics))
+        for plot, (name, values) in zip(axes, plane.metrics.items(), strict=True):
             filled = plot.contourf(plane.across, plane.up, values, levels=20, cmap="cividis")
             figure.colorbar(filled, ax=plot)
             for label, (across, up) in plane.marks.items():
@@ -146,7 +146,7 @@ def _figure(columns: int) -> tuple[Figure, list[Any]]:
 
 
 def _evaluated(runs: Sequence[Run]) -> list[Run]:
-    """Leave out runs of which no client could be evaluated."""
+    """Leave out runs in which no client could be evaluated."""
     return [run for run in runs if "personal" in run.evaluation]
 
 

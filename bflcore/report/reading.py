@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ __all__ = ["Run", "read_run"]
 
 @attrs.frozen
 class Run:
-    """What a finished run left behind."""
+    """A finished run, as its folder describes it."""
 
     path: Path
     experiment: dict[str, Any]
@@ -27,19 +28,19 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The folder's name: short, and different for every run of a comparison."""
+        """The folder's name, by which a comparison tells runs apart."""
         return self.path.resolve().name
 
     @property
     def classifies(self) -> bool:
-        """Whether the run predicts classes."""
+        """Whether the task is classification."""
         return not any("personal.rmse" in record for record in self.records)
 
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RunError` naming the file that is missing or malformed."""
-    if not path.is_dir():
-        raise RunError(f"{path} is no run directory; give the folder that bfl run wrote")
+    if not (path / "experiment.toml").is_file():
+        raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
     return Run(
         path,
         _parse(path / "experiment.toml", tomllib.loads),
@@ -55,7 +56,7 @@ def _json_lines(text: str) -> list[str]:
     for line in lines:
         json.loads(line)
     if not lines:
-        raise ValueError("it has no evaluated round")
+        raise ValueError("no round has been evaluated")
     return lines
 
 
@@ -64,7 +65,8 @@ def _parse(path: Path, parser: Any) -> Any:
         return parser(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(
-            f"{path} is missing: the run has not finished; wait for it, or run it again"
+            f"{path} is missing: the run has not finished; wait for it, or continue it with: "
+            f"bfl resume {shlex.quote(str(path.parent))}"
         ) from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); run it again") from None
+        raise RunError(f"{path} cannot be read ({error}); start the run again") from None

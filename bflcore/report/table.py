@@ -11,9 +11,10 @@ from bflcore.report.reading import read_run
 if TYPE_CHECKING:
     from bflcore.report.reading import Run
 
-__all__ = ["compare_table", "render_table", "row_of"]
+__all__ = ["compare_runs", "format_cell", "print_table", "row_of"]
 
-# Column -> (metric key, which of its figures, format)
+WIDE = 10_000  # characters, more than any line has
+# Column -> (metric, mean or std over clients or pooled over samples, format)
 CLASSIFICATION = {
     "accuracy": ("personal.accuracy", "mean", "{:.4f}"),
     "std": ("personal.accuracy", "std", "{:.4f}"),
@@ -33,46 +34,54 @@ REGRESSION = {
 
 
 def row_of(run: Run) -> dict[str, Any]:
-    """Return one run's final figures, unrounded; what a run does not have is None."""
+    """Return one run's final metrics, unrounded; None for those that it does not have."""
     final, summary = run.summary["final"], run.summary
     columns = CLASSIFICATION if run.classifies else REGRESSION
-    figures = {
-        column: final[key][figure] if key in final else None
-        for column, (key, figure, _) in columns.items()
+    metrics = {
+        column: final[key][statistic] if key in final else None
+        for column, (key, statistic, _) in columns.items()
     }
     return {
         "run": run.label,
         "method": summary["method"],
         "rounds": summary["rounds"],
-        **figures,
+        **metrics,
         "seconds": summary["seconds"]["total"],
         "MB up": summary["bytes"]["up"] / 1e6,
         "MB down": summary["bytes"]["down"] / 1e6,
     }
 
 
-def compare_table(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return one row a run. Raises `RunError` for a folder that is no finished run."""
-    return [row_of(read_run(path)) for path in runs]
+def compare_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return one row per run. Raises `RunError` for a folder that is not a finished run."""
+    return [row_of(read_run(path)) for path in paths]
 
 
-def render_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as aligned text; columns that are empty throughout are left out."""
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the rows, one per line; columns that are empty throughout are left out.
+
+    On a terminal the table fits its width; elsewhere every line is complete.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown = [name for name in names if any(row.get(name) is not None for row in rows)]
-    cells = [shown, *[[formatted(name, row.get(name)) for name in shown] for row in rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    )
+    for name in shown:
+        is_text = name in {"run", "method"}
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*(Text(format_cell(name, row.get(name))) for name in shown))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
 
 
-def formatted(name: str, value: Any) -> str:
-    """Return a cell's text."""
+def format_cell(name: str, value: Any) -> str:
+    """Return a cell as text."""
     if value is None:
         return "-"
     if isinstance(value, str):

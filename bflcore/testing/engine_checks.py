@@ -146,7 +146,7 @@ def _fitted(session: Session, broadcast: Broadcast, of: Problem) -> list[LocalRe
     for reply in session.fit(broadcast, of.clients):
         if isinstance(reply, ClientError):
             raise AssertionError(f"client {reply.client} failed: {reply}")  # noqa: TRY004
-        session.remember(reply)
+        session.store(reply)
         results.append(reply)
     return results
 
@@ -186,7 +186,7 @@ def _only_the_guilty(record: Record, stage: str) -> None:
     except Exception as error:
         raise AssertionError(
             f"one client's exception ended the round ({type(error).__name__}: {error}); yield a "
-            "ClientError for that client instead (bflcore.engines.work does)"
+            "ClientError for that client instead (bflcore.engines.client does)"
         ) from error
     errors = [reply for reply in replies if isinstance(reply, ClientError)]
     blamed = [f"client {error.client} in {error.stage}" for error in errors]

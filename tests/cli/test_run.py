@@ -44,6 +44,7 @@ def test_a_run_leaves_everything_the_design_promises(bfl, tmp_path, method):
     folder = tmp_path / "runs" / f"{method}-synthetic-0"
     assert str(folder.relative_to(tmp_path)) in out
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "experiment.toml",
         "environment.json",
         "partition.npz",
@@ -249,7 +250,7 @@ MISTAKES = {
     "data": (("run", "fedavg", "--data", "minst"), "(did you mean mnist?)"),
     "data-dir": (
         ("run", "fedavg", "--data", "mnist", "--data-dir", "nowhere"),
-        "--data-dir: nowhere is no folder",
+        "--data-dir: nowhere is not a folder",
     ),
     "no-data": (("run", "fedavg", "--data", "mnist", "--data-dir", "."), "--download"),
     "npz": (("run", "fedavg", "--data", "none.npz"), "none.npz does not exist"),
@@ -278,8 +279,8 @@ MISTAKES = {
         ("run", "fedavg", "--data", "digits", "--out", "key.toml/run"),
         "cannot be created",
     ),
-    "compare": (("compare", "taken"), "experiment.toml is missing"),
-    "report": (("report", "nothing"), "nothing is no run directory"),
+    "compare": (("compare", "taken"), "taken is not a run directory"),
+    "report": (("report", "nothing"), "nothing is not a run directory"),
     "list": (("list", "metods"), "unknown kind 'metods' (did you mean method?)"),
 }
 

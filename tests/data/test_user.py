@@ -52,7 +52,10 @@ NAN[4, 1] = np.nan
         ({"x": X, "y": Y, "client": Y / 2}, "client must be a vector of integers"),
         ({"x": X, "y": Y, "x_test": X}, "one of x_test and y_test is missing"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "both must be the same"),
-        ({"x": X, "y": X, "x_test": X, "y_test": X[:, :1]}, "samples of y .* both must be the same"),
+        (
+            {"x": X, "y": X, "x_test": X, "y_test": X[:, :1]},
+            "samples of y .* both must be the same",
+        ),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y has type int64, y_test has float64"),
         ({"x": X.astype("u1"), "y": Y, "x_test": X, "y_test": Y}, "x has type uint8, x_test"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),

@@ -1,4 +1,3 @@
-import gc
 import os
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from bflcore import (
     Variational,
 )
 from bflcore.engines.local import Local
-from bflcore.engines.memories import Memories
 from bflcore.rounds import Recipe, begin, run_round
 
 INFERENCES = [
@@ -68,32 +66,6 @@ def test_memories_on_disk_give_what_memories_in_the_process_give_to_the_bit():
     stored, other_losses, other_figures = rounds(INFERENCES[1], Local(workers=2, memory_limit=0))
     assert (other_losses, other_figures) == (losses, figures)
     assert torch.equal(stored.start.mean, held.start.mean)
-
-
-def test_memories_beyond_the_limit_lie_in_files_that_go_with_them():
-    memory = {"mean": torch.arange(4.0), "none": torch.zeros(0)}
-    memories = Memories(limit=20)
-    for client in range(3):
-        memories[client] = {name: tensor + client for name, tensor in memory.items()}
-    assert [type(memories[client]).__name__ for client in range(3)] == ["dict", "Stored", "Stored"]
-    for client, kept in memories.items():
-        assert kept.keys() == memory.keys()
-        assert torch.equal(kept["mean"], memory["mean"] + client)
-    folder = memories.folder
-    assert len(list(folder.iterdir())) == 2
-    first = memories[1]
-    memories[1] = memory  # while `first` is in use, say by a checkpoint
-    assert torch.equal(first["mean"], memory["mean"] + 1)
-    assert len(list(folder.iterdir())) == 3
-    del first
-    gc.collect()
-    assert len(list(folder.iterdir())) == 2
-    del memories[0]
-    memories[2] = memory
-    assert isinstance(memories[2], dict)
-    del memories, kept
-    gc.collect()
-    assert not folder.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of open files are POSIX's")

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from bflcore import OptionError, PluginError
-from bflcore.experiments.environment import used
+from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.resolve import resolve
 from bflcore.registry import builtin
 from bflcore.registry.loading import read_plugins
@@ -254,7 +254,7 @@ def test_a_plugin_may_contribute_a_likelihood_and_a_label_noise(install):
     file = {"data": {"label_noise": "next:0.2"}, "likelihood": {"name": "laplacian"}}
     experiment = resolve(registry, "fedavg", file, {})
     assert (experiment.likelihood.name, experiment.label_noise.eps) == ("laplacian", 0.2)
-    assert used(experiment, registry) == {"bflcore", "bfl-aa-mine"}
+    assert used_distributions(experiment, registry) == {"bflcore", "bfl-aa-mine"}
 
 
 def test_the_command_line_names_broken_plugins_exits_0_and_never_imports_torch(tmp_path, install):

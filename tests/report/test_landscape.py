@@ -30,10 +30,10 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_plane_goes_through_its_networks_with_the_figures_they_have(run):
+def test_a_plane_goes_through_its_networks_with_the_metrics_they_have(run):
     plane = landscape(read_run(run))
     assert list(plane.marks) == ["client", "initialisation"]
-    assert set(plane.figures) == {"nll", "accuracy"}
+    assert set(plane.metrics) == {"nll", "accuracy"}
     prepared = prepare(resolve(load_registry(), "fedavg", read_run(run).experiment, {}))
     problem = prepared.problem
     x, y = problem.test.of(plane.client)
@@ -43,7 +43,7 @@ def test_a_plane_goes_through_its_networks_with_the_figures_they_have(run):
     across, up = plane.marks["initialisation"]
     row = np.abs(np.array(plane.up) - up).argmin()
     column = np.abs(np.array(plane.across) - across).argmin()
-    assert plane.figures["nll"][row][column] == pytest.approx(exact, rel=0.05)
+    assert plane.metrics["nll"][row][column] == pytest.approx(exact, rel=0.05)
 
 
 def test_a_run_without_a_checkpoint_says_so(run, capsys):

@@ -32,8 +32,8 @@ class Relay(Session):
         self.broadcasts.append(broadcast)
         return self.session.fit(broadcast, clients)
 
-    def remember(self, result):
-        self.session.remember(result)
+    def store(self, result):
+        self.session.store(result)
 
     def evaluate(self, broadcast, clients):
         return self.session.evaluate(broadcast, clients)
@@ -142,7 +142,7 @@ MISTAKES = {
     "Moves the broadcast in place": ({"close": move_the_start}, {UNTOUCHED}),
     "Swaps two clients' posteriors": (replies("fit", swap_posteriors), {ROUNDS, EVALUATION}),
     "Swaps two clients' metrics": (replies("evaluate", swap_evaluations), {EVALUATION}),
-    "Forgets memories": ({"remember": lambda self, result: None}, {ROUNDS, EVALUATION}),
+    "Forgets memories": ({"store": lambda self, result: None}, {ROUNDS, EVALUATION}),
     "Sends every round as the first": ({"fit": first_round_again}, {ROUNDS, EVALUATION}),
     "Loses the last client": (replies("fit", all_but_the_last), {ROUNDS, EVALUATION, FIT}),
     "Loses the last evaluation": (replies("evaluate", all_but_the_last), {EVALUATION, EVALUATE}),

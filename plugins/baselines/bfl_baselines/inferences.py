@@ -321,7 +321,7 @@ class Pooled(Map):
         from bflcore.experiments import pretraining
         from bflcore.inference.point import fit_points
 
-        pool = pretraining.pooled(problem, 1.0)
+        pool = pretraining.pool_samples(problem, 1.0)
         memory = {name: tensor[:1] for name, tensor in cohort.memory.items()}
         everything = pool.cohort([SERVER], memory, broadcast.round)
         result = fit_points(self, pool, broadcast, everything)

@@ -1,7 +1,7 @@
-"""The two halves of an exported Flower app: a server without data, a node with one client's.
+"""The two halves of an exported Flower app: a server without data, and nodes with one client's.
 
 The folder of the app holds ``experiment.toml``, as `bfl run` stores it, and ``data.toml``, which
-says what a sample looks like. Both halves make the same network of these.
+describes a sample. Both halves build the same network from these.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from bfl_flower.node import Node, Shelf
+from bfl_flower.node import MemoryStore, Node
 from bfl_flower.session import GridSession
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition
 from bflcore.data.user import load_npz
-from bflcore.engines.pool import Site
+from bflcore.engines.client import ClientWorker
 from bflcore.errors import DataError, OptionError, RunError
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import assemble
@@ -37,14 +37,14 @@ EXPERIMENT, DATA = "experiment.toml", "data.toml"
 
 
 def server_app(folder: Path) -> ServerApp:
-    """Return the server: it runs the experiment's rounds, on whichever nodes are connected."""
+    """Return the server, which runs the experiment's rounds on the nodes that are connected."""
     app = ServerApp()
     app.main()(partial(_serve, folder))
     return app
 
 
 def client_app(folder: Path) -> ClientApp:
-    """Return the node: it answers with the data and the memory that its configuration names.
+    """Return the node, which answers with the data and the memory that its configuration names.
 
     Keys of the configuration: ``client`` (its number), ``data`` (an .npz with x, y, x_test and
     y_test), ``state`` (where memories are kept; default: beside the data), ``device``.
@@ -57,7 +57,7 @@ def client_app(folder: Path) -> ClientApp:
 
 
 def _serve(folder: Path, grid: Grid, context: Context) -> None:
-    """Run the experiment; a run directory that is there already goes on from its checkpoint."""
+    """Run the experiment; if its run directory exists, continue from the last checkpoint."""
     from bflcore.report import write_report
 
     settings = context.run_config
@@ -68,14 +68,14 @@ def _serve(folder: Path, grid: Grid, context: Context) -> None:
     if (out / EXPERIMENT).exists():
         directory = RunDirectory.open(out)
         if changes := directory.changes(prepared, registry):
-            raise RunError(f"{out} would not go on as it began: {'; '.join(changes)}")
+            raise RunError(f"cannot resume {out} unchanged: {'; '.join(changes)}; restore it")
     else:
         directory = RunDirectory.create(out, prepared, registry)
     everyone = (*problem.clients, *problem.novel)
     timeout = getattr(experiment.engine, "client_timeout", 0.0)
     session = GridSession(grid, type(inference.initial(problem)), everyone, timeout)
-    there = session.wait_for(int(settings["nodes"]) or len(everyone), float(settings["wait"]))
-    click.echo(f"clients connected: {', '.join(map(str, there))}")
+    connected = session.wait_for(int(settings["nodes"]) or len(everyone), float(settings["wait"]))
+    click.echo(f"clients connected: {', '.join(map(str, connected))}")
 
     def progress(number: int, loss: float, record: dict[str, Any] | None) -> None:
         if record is not None:
@@ -102,13 +102,13 @@ def _answer(folder: Path, message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=1)
 def _node(folder: Path, client: int, data: Path, state: Path, device: str) -> Node:
-    """Load the node's data, once a process."""
+    """Load the node's data, once per process."""
     experiment = _experiment(folder, device)
     problem = node_problem(folder, experiment, client, data)
-    # Each experiment has a shelf of its own, deep enough for the server's last checkpoint.
+    # Each experiment has a store of its own, deep enough for the server's last checkpoint.
     own = hashlib.sha256((folder / EXPERIMENT).read_bytes()).hexdigest()[:12]
-    shelf = Shelf(state / own, experiment.run.checkpoint_every + 1)
-    return Node(client, Site(problem, experiment.inference, experiment.run.bins), shelf)
+    store = MemoryStore(state / own, experiment.run.checkpoint_every + 1)
+    return Node(client, ClientWorker(problem, experiment.inference, experiment.run.bins), store)
 
 
 def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) -> Any:
@@ -141,7 +141,7 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
 
 
 def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Dataset, Partition]:
-    """Return what the server has of the data: its form."""
+    """Return what the server knows of the data: its form, without samples."""
     labels = form["task"] == "classification"
     outputs = int(form["outputs"])
     y: Any = np.empty(0, np.int64) if labels else np.empty((0, outputs), np.float32)

@@ -1,4 +1,4 @@
-"""``bfl flower``: what it takes to run an experiment on Flower's servers and nodes."""
+"""``bfl flower``: export an experiment to Flower's servers and nodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def flower() -> None:
 def export(folder: Path, without_data: bool, **given: Any) -> None:
     """Write a Flower app that runs METHOD, or an experiment.toml, into FOLDER.
 
-    The flags are those of bfl run. Each client's samples go to FOLDER/nodes, to be tried on one
-    machine or carried to the nodes; a node may as well bring a file of its own.
+    The flags are those of bfl run. Each client's samples are written to FOLDER/nodes, for a trial
+    on one machine or to be copied to the nodes; a node can also use a data file of its own.
     """
     from bfl_flower import export as writing
     from bflcore.experiments.prepare import prepare

@@ -10,7 +10,7 @@ import tomli_w
 
 from bfl_flower.app import DATA, EXPERIMENT, without_samples
 from bflcore.errors import OptionError, RunError
-from bflcore.experiments.environment import used
+from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.prepare import assemble
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ Every client on a machine of its own (on one machine, each needs a --port of its
         --node-config 'client=0 data="/path/to/client-0.npz"'
 
 `client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
-Memories stay beside it, in client-0.state.
+The client's memories are stored beside it, in client-0.state.
 
 Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
 
@@ -56,26 +56,26 @@ Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) na
 
     flwr run . mine --stream
 
-The run directory is `{out}`, on the server's machine. A run that was stopped goes on from its last
-checkpoint when started again. `--insecure` is for trying it out: Flower's documentation tells how
-to use certificates.
+The run directory is `{out}`, on the server's machine. A run that was stopped continues from its
+last checkpoint when started again. Use `--insecure` for trials only: Flower's documentation
+explains how to set up certificates.
 """
 
 
 def refuse(prepared: Prepared) -> None:
-    """Refuse what a server without samples cannot do."""
+    """Refuse an experiment that needs samples at the server."""
     experiment = prepared.experiment
     if experiment.run.pretrain:
         raise OptionError("--pretrain needs samples at the server, which has none; leave it out")
-    if not _begins_without_samples(prepared):
+    if not _starts_without_samples(prepared):
         raise OptionError(
-            f"inference {experiment.inference.name} begins with what it has seen of all clients' "
-            "samples, but a server has none; run it with --engine local or --engine flower"
+            f"inference {experiment.inference.name} initialises from all clients' samples, but "
+            "the server has none; run it with --engine local or --engine flower"
         )
 
 
-def _begins_without_samples(prepared: Prepared) -> bool:
-    """Tell whether the first broadcast is the same for who has no samples."""
+def _starts_without_samples(prepared: Prepared) -> bool:
+    """Return whether the first broadcast can be computed without samples."""
     experiment = prepared.experiment
     inference = experiment.inference
     alone = assemble(experiment, *without_samples(form_of(prepared), experiment)).problem
@@ -85,7 +85,7 @@ def _begins_without_samples(prepared: Prepared) -> bool:
             for begins in (inference.initial, inference.prior)
             for name, tensor in begins(alone).pack().items()
         )
-    except Exception:  # noqa: BLE001 - of nothing there is no mean, no first sample
+    except Exception:  # noqa: BLE001 - no samples have no mean and no first
         return False
 
 
@@ -115,7 +115,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
     problem, experiment = prepared.problem, prepared.experiment
     form = form_of(prepared)
     labels, outputs = form["task"] == "classification", form["outputs"]
-    needed = sorted(used(experiment, registry))
+    needed = sorted(used_distributions(experiment, registry))
     out = str((folder / "run").resolve())
     texts: dict[str, Any] = {
         "bfl_app.py": APP,

@@ -1,4 +1,4 @@
-"""What this distribution adds: the engine ``flower`` and the command ``bfl flower``."""
+"""The engine ``flower`` and the command ``bfl flower``."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.problem.base import Problem
 
-STARTING = 300.0  # seconds that a simulation's nodes have to be there
+START_TIMEOUT = 300.0  # seconds that a simulation's nodes have to connect
 
 
 @component
 class Flower(Engine):
     """Run clients as nodes of Flower's simulation, in `workers` processes of Ray.
 
-    The results are the local engine's, which is far faster: this is for finding out on one
+    Results equal those of the local engine, which is far faster: use this to find out on one
     machine whether an experiment will run on Flower's servers and nodes.
     """
 
     name = "flower"
     reference = "Beutel et al. 2020, Flower: a friendly federated learning research framework"
 
-    workers: int = option(0, "worker processes; 0: one a core", at_least=0)
+    workers: int = option(0, "number of worker processes (0 = one per core)", at_least=0)
     client_timeout: float = option(
-        0.0, "seconds from asking a client to its reply, before it is dropped; 0: any", at_least=0
+        0.0, "seconds to wait for a client's reply before it is dropped (0 = no limit)", at_least=0
     )
 
     @contextmanager
@@ -48,13 +48,13 @@ class Flower(Engine):
                 "pip install 'bfl-flower[simulation]'"
             )
         from bfl_flower.session import GridSession
-        from bfl_flower.simulation import simulated
+        from bfl_flower.simulation import simulate_clients
 
         everyone = (*problem.clients, *problem.novel)
-        with simulated(problem, inference, bins, self.workers) as grid:
+        with simulate_clients(problem, inference, bins, self.workers) as grid:
             family = type(inference.initial(problem))
             session = GridSession(grid, family, everyone, self.client_timeout)
-            session.wait_for(len(everyone), STARTING)
+            session.wait_for(len(everyone), START_TIMEOUT)
             yield session
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from bfl_flower.wire import EVALUATE, FIT, HOLDS, MalformedError, Reply, Task, packed, unpacked
+from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, MalformedError, Reply, Task, pack, unpack
 from bflcore.engines.base import Session
 from bflcore.errors import ClientError, RoundError
 from bflcore.messages import Evaluation
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["GridSession"]
 
-PAUSE = 0.02  # seconds between two looks for replies
-HELLO = 60.0  # seconds that a new node has to say which client it holds
+PAUSE = 0.02  # seconds between two polls for replies
+IDENTIFY_TIMEOUT = 60.0  # seconds that a new node has to say which client it holds
 
 
 class GridSession(Session):
-    """Clients on a grid; each holds one client's data, and says which.
+    """Clients on a grid, each of whose nodes holds one client's data and says which.
 
-    What the server keeps of a client's memory is what the node sends as such: the memory itself in
-    a simulation, the number of the round it belongs to where it stays on the node.
+    What the server stores as a client's memory is what the node sends: the memory itself in a
+    simulation, a round token where the memory stays on the node.
     """
 
     def __init__(
@@ -41,28 +41,28 @@ class GridSession(Session):
         self._clients = frozenset(clients)
         self._timeout = timeout
         self._nodes: dict[int, int] = {}  # client -> node
-        self._known: set[int] = set()  # nodes that said what they hold, of use or not
+        self._known: set[int] = set()  # nodes that said which client they hold
         self._memories: dict[int, Mapping[str, Tensor]] = {}
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """What the server keeps of the clients' memories."""
+        """The clients' memories, or the tokens that stand for them."""
         return self._memories
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Take back what an earlier session kept."""
+        """Restore what an earlier session stored."""
         self._memories = dict(memories)
 
     def wait_for(self, count: int, seconds: float) -> list[int]:
-        """Wait until so many clients' nodes are there; return the clients that are.
+        """Wait until `count` clients' nodes are connected; return the connected clients.
 
-        Raises `RoundError` when they do not come in time.
+        Raises `RoundError` when they do not connect in time.
         """
         end = time.monotonic() + seconds
-        while len(self._roster()) < count:
+        while len(self._update_registry()) < count:
             if time.monotonic() > end:
                 raise RoundError(
-                    f"{len(self._nodes)} of {count} clients' nodes came within {seconds:g} s; "
+                    f"{len(self._nodes)} of {count} clients' nodes connected within {seconds:g} s; "
                     "start the others, or wait longer"
                 )
             time.sleep(10 * PAUSE)
@@ -74,8 +74,8 @@ class GridSession(Session):
         """Ask every client's node to fit; see `Session.fit`."""
         return cast("Iterator[LocalResult | ClientError]", self._ask(FIT, broadcast, clients))
 
-    def remember(self, result: LocalResult) -> None:
-        """Keep what the nodes sent as their memories."""
+    def store(self, result: LocalResult) -> None:
+        """Store what the nodes sent as their memories."""
         for row, client in enumerate(result.clients):
             self._memories[client] = {name: t[row] for name, t in result.memory.items()}
 
@@ -87,44 +87,44 @@ class GridSession(Session):
 
     def _ask(self, stage: str, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[Reply]:
         """Send every client its task; yield the answers in the clients' order."""
-        roster = self._roster()
+        nodes = self._update_registry()
         tasks = {c: Task(stage, c, broadcast, self._memories.get(c, {})) for c in clients}
         sent = {
-            client: self._send(task.packed(), roster[client], stage, str(broadcast.round))
+            client: self._send(task.pack(), nodes[client], stage, str(broadcast.round))
             for client, task in tasks.items()
-            if client in roster
+            if client in nodes
         }
         waiting = {number: client for client, number in sent.items() if number}
         end = time.monotonic() + self._timeout if self._timeout else None
-        came = self._replies(set(waiting), end)
-        here: dict[int, Message] = {}
+        arriving = self._replies(set(waiting), end)
+        arrived: dict[int, Message] = {}
         for client, task in tasks.items():
-            while client in waiting.values() and client not in here:
-                message = next(came, None)
+            while client in waiting.values() and client not in arrived:
+                message = next(arriving, None)
                 if message is None:
                     break
-                here[waiting[message.metadata.reply_to_message_id]] = message
-            reply = here.pop(client, None)
+                arrived[waiting[message.metadata.reply_to_message_id]] = message
+            reply = arrived.pop(client, None)
             if reply is not None and not reply.has_error():
                 yield from task.read(reply.content)
             else:
-                yield ClientError(client, task.stage_name, self._fault(client, reply, roster))
+                yield ClientError(client, task.stage_name, self._reason(client, reply, nodes))
 
-    def _fault(self, client: int, reply: Message | None, roster: Mapping[int, int]) -> str:
-        """Say why a client gave no answer."""
+    def _reason(self, client: int, reply: Message | None, nodes: Mapping[int, int]) -> str:
+        """Return why a client gave no answer."""
         if reply is not None:
             return " ".join(reply.error.reason.split()) if reply.error.reason else "its node failed"
-        if client not in roster:
-            return "no node that is connected holds its data"
+        if client not in nodes:
+            return "no connected node holds its data"
         return f"no reply within {self._timeout:g} s (--client-timeout)"
 
     def _send(self, content: RecordDict, node: int, kind: str, group: str) -> str:
-        """Send a message; return its number, or nothing where it could not be sent."""
+        """Send a message; return its id, or an empty string if it could not be sent."""
         message = Message(content, node, kind, group_id=group)
         return next((str(number) for number in self._grid.push_messages([message]) if number), "")
 
     def _replies(self, waiting: set[str], end: float | None) -> Iterator[Message]:
-        """Yield replies as they come, until all are here or the time is over."""
+        """Yield replies as they arrive, until all are here or the time is over."""
         while waiting:
             found = list(self._grid.pull_messages(list(waiting)))
             waiting -= {message.metadata.reply_to_message_id for message in found}
@@ -134,20 +134,20 @@ class GridSession(Session):
                     return
                 time.sleep(PAUSE)
 
-    def _roster(self) -> dict[int, int]:
-        """Return the node of every client that has one now; ask new nodes what they hold."""
+    def _update_registry(self) -> dict[int, int]:
+        """Return the node of every connected client; ask new nodes which client they hold."""
         connected = set(self._grid.get_node_ids())
         self._known &= connected
         self._nodes = {c: node for c, node in self._nodes.items() if node in connected}
         asked = {
-            self._send(packed({}), node, HOLDS, "") for node in sorted(connected - self._known)
+            self._send(pack({}), node, IDENTIFY, "") for node in sorted(connected - self._known)
         } - {""}
-        for message in self._replies(asked, time.monotonic() + HELLO):
+        for message in self._replies(asked, time.monotonic() + IDENTIFY_TIMEOUT):
             self._known.add(message.metadata.src_node_id)
             if message.has_error():
                 continue
             try:
-                client = unpacked(message.content)[0].get("client")
+                client = unpack(message.content)[0].get("client")
             except MalformedError:
                 continue
             if client in self._clients:

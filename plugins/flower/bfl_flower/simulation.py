@@ -1,7 +1,7 @@
 """Flower's simulation, opened and closed around a run that stays in charge.
 
-Flower wants to own the process: it calls a server function and hands it a grid. Here that function
-gives the grid away and waits until the run is over.
+Flower expects to own the process: it calls a server function with a grid. Here that function hands
+the grid to the run, in another thread, and waits until the run is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, cast
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # says so at every start otherwise
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns at every start
 
 import torch
 from flwr.app import Context, Message
@@ -27,7 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from bfl_flower.node import Node
-from bflcore.engines.pool import Site
+from bflcore.engines.client import ClientWorker
 from bflcore.errors import RunError
 
 if TYPE_CHECKING:
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.problem.base import Problem
 
-__all__ = ["simulated", "simulation"]
+__all__ = ["simulate_clients", "simulate_nodes"]
 
 
 @contextmanager
-def simulated(
+def simulate_clients(
     problem: Problem, inference: LocalInference, bins: int, workers: int
 ) -> Iterator[Grid]:
     """Yield the grid of a simulation in which every client is a node."""
     with tempfile.TemporaryDirectory(prefix="bfl-flower-") as folder:
-        file = Path(folder) / "site.pt"
-        torch.save(Site(problem, inference, bins), file)
+        file = Path(folder) / "worker.pt"
+        torch.save(ClientWorker(problem, inference, bins), file)
         nodes = len(problem.clients) + len(problem.novel)
-        with simulation(_client_app(str(file)), nodes, workers) as grid:
+        with simulate_nodes(_client_app(str(file)), nodes, workers) as grid:
             yield grid
 
 
 @contextmanager
-def simulation(client: ClientApp, nodes: int, workers: int) -> Iterator[Grid]:
-    """Yield the grid of a simulation of so many nodes; it ends with the context."""
+def simulate_nodes(client: ClientApp, nodes: int, workers: int) -> Iterator[Grid]:
+    """Yield the grid of a simulation of `nodes` nodes; it ends with the context."""
     ready: SimpleQueue[Grid | BaseException] = SimpleQueue()
     over = threading.Event()
     server = ServerApp()
 
     @server.main()
-    def lend(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
+    def hand_over(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
         ready.put(grid)
         over.wait()
 
@@ -68,7 +68,7 @@ def simulation(client: ClientApp, nodes: int, workers: int) -> Iterator[Grid]:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         try:
             run_simulation(server, client, nodes, backend_config=_backend(workers))
-        except BaseException as error:  # noqa: BLE001 - the run must hear of it
+        except BaseException as error:  # noqa: BLE001 - passed on to the run
             ready.put(error)
 
     thread = threading.Thread(target=simulate, name="flower-simulation", daemon=True)
@@ -88,7 +88,7 @@ def _first(ready: SimpleQueue[Grid | BaseException], thread: threading.Thread) -
         except Empty:
             if thread.is_alive():
                 continue
-            found = RuntimeError("it ended at once")
+            found = RuntimeError("it ended immediately")
         if isinstance(found, Grid):
             return found
         raise RunError(f"--engine flower: the simulation did not start ({found})") from None
@@ -117,14 +117,14 @@ def _client_app(file: str) -> ClientApp:
 
 
 def _answer(file: str, message: Message, context: Context) -> Message:
-    site = _site(file)
-    everyone = sorted((*site.problem.clients, *site.problem.novel))
+    worker = _worker(file)
+    everyone = sorted((*worker.problem.clients, *worker.problem.novel))
     client = everyone[int(cast("int", context.node_config["partition-id"]))]
-    return Node(client, site).answer(message)
+    return Node(client, worker).answer(message)
 
 
 @lru_cache(maxsize=1)
-def _site(file: str) -> Site:
-    """Read what the run wrote for its own workers, once a process; tensors stay in the file."""
-    site: Site = torch.load(file, weights_only=False, mmap=True)
-    return site
+def _worker(file: str) -> ClientWorker:
+    """Read what the run wrote for its workers, once per process; tensors stay in the file."""
+    worker: ClientWorker = torch.load(file, weights_only=False, mmap=True)
+    return worker

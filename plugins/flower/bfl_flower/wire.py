@@ -1,7 +1,7 @@
-"""What travels: tensors as Flower's arrays, everything else as one JSON text.
+"""The wire format: tensors as Flower's arrays, everything else as one JSON text.
 
-Nothing is ever unpickled: an array is numpy's own format without objects. What arrives may have
-been written by anybody; whatever does not have the right form raises `MalformedError`.
+Nothing is ever unpickled: an array is in numpy's own format without objects. A message may come
+from anybody; one that does not have the right form raises `MalformedError`.
 """
 
 from __future__ import annotations
@@ -18,89 +18,89 @@ from bflcore.errors import BflError, ClientError
 from bflcore.messages import Broadcast, Evaluation, LocalResult, within
 from bflcore.posteriors import Posterior
 
-__all__ = ["EVALUATE", "FIT", "HOLDS", "MalformedError", "Reply", "Task", "packed", "unpacked"]
+__all__ = ["EVALUATE", "FIT", "IDENTIFY", "MalformedError", "Reply", "Task", "pack", "unpack"]
 
 # Message types: Flower's own category, then ours.
-FIT, EVALUATE, HOLDS = "train", "evaluate", "query"
+FIT, EVALUATE, IDENTIFY = "train", "evaluate", "query"
 
 Tensors = Mapping[str, Tensor]
 Reply = LocalResult | Evaluation | ClientError
 
 
 class MalformedError(BflError):
-    """A message does not have the form that it should have."""
+    """A message does not have the expected form."""
 
 
-def packed(said: Mapping[str, Any], tensors: Tensors | None = None) -> RecordDict:
+def pack(fields: Mapping[str, Any], tensors: Tensors | None = None) -> RecordDict:
     """Return a message's content."""
     arrays = {
         name: Array(tensor.detach().cpu().numpy()) for name, tensor in (tensors or {}).items()
     }
-    text = ConfigRecord({"json": json.dumps(said).encode()})
-    return RecordDict({"tensors": ArrayRecord(arrays), "said": text})
+    text = ConfigRecord({"json": json.dumps(fields).encode()})
+    return RecordDict({"tensors": ArrayRecord(arrays), "fields": text})
 
 
-def unpacked(
+def unpack(
     content: RecordDict, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `packed` was given, the tensors on `device`. Raises `MalformedError`."""
+    """Return what `pack` was given, the tensors on `device`. Raises `MalformedError`."""
     try:
-        said = json.loads(content.config_records["said"]["json"])  # type: ignore[arg-type]
+        fields = json.loads(content.config_records["fields"]["json"])  # type: ignore[arg-type]
         arrays = content.array_records["tensors"]
         tensors = {n: torch.from_numpy(array.numpy()).to(device) for n, array in arrays.items()}
-    except Exception as error:  # numpy, json and Flower raise much on what is none of theirs
+    except Exception as error:  # numpy, json and Flower raise many errors on a malformed message
         raise MalformedError(f"{type(error).__name__}: {error}") from error
-    if not isinstance(said, dict):
-        raise MalformedError(f"JSON object expected, not {type(said).__name__}")
-    return said, tensors
+    if not isinstance(fields, dict):
+        raise MalformedError(f"expected a JSON object, got {type(fields).__name__}")
+    return fields, tensors
 
 
 class Task:
-    """What a client is asked, and what it answers: one client a message."""
+    """A request to one client, and the format of its answer."""
 
     def __init__(self, stage: str, client: int, broadcast: Broadcast, memory: Tensors) -> None:
         self.stage, self.client, self.broadcast, self.memory = stage, client, broadcast, memory
 
-    def packed(self) -> RecordDict:
-        """Return the question's content."""
+    def pack(self) -> RecordDict:
+        """Return the content of the request."""
         memory = {f"memory.{name}": tensor for name, tensor in self.memory.items()}
-        said = {"client": self.client, "round": self.broadcast.round}
-        return packed(said, self.broadcast.pack() | memory)
+        fields = {"client": self.client, "round": self.broadcast.round}
+        return pack(fields, self.broadcast.pack() | memory)
 
     @classmethod
-    def unpacked(
+    def unpack(
         cls, stage: str, content: RecordDict, family: type[Posterior], device: torch.device
     ) -> Task:
-        """Return the question. Raises `MalformedError`."""
-        said, tensors = unpacked(content, device)
+        """Return the request. Raises `MalformedError`."""
+        fields, tensors = unpack(content, device)
         try:
-            broadcast = Broadcast.unpack(int(said["round"]), tensors, family)
-            return cls(stage, int(said["client"]), broadcast, within(tensors, "memory."))
+            broadcast = Broadcast.unpack(int(fields["round"]), tensors, family)
+            return cls(stage, int(fields["client"]), broadcast, within(tensors, "memory."))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[Reply]) -> RecordDict:
-        """Return the content of the answer: one result, an error, or nothing to tell."""
+        """Return the content of the answer: a result, an evaluation, an error, or nothing."""
         if not replies:
-            return packed({})
+            return pack({})
         (reply,) = replies
         if isinstance(reply, ClientError):
-            return packed({"error": reply.reason})
+            return pack({"error": reply.reason})
         if isinstance(reply, LocalResult):
-            return packed({"examples": int(reply.examples[0])}, _of_result(reply))
+            return pack({"examples": int(reply.examples[0])}, _of_result(reply))
         curves = [(axis, value) for axis, points in reply.curves.items() for value in points]
-        return packed({"shared": reply.shared is not None, "curves": curves}, _of_sums(reply))
+        return pack({"shared": reply.shared is not None, "curves": curves}, _of_sums(reply))
 
     def read(self, content: RecordDict) -> list[Reply]:
-        """Return the answer that `answer` packed; a malformed one is the client's error."""
+        """Return the answer that `answer` wrote; a malformed one becomes the client's error."""
         try:
-            said, tensors = unpacked(content, self.broadcast.start.mean.device)
-            if "error" in said:
-                return [ClientError(self.client, self.stage_name, str(said["error"]))]
-            if not said and self.stage == EVALUATE:
+            fields, tensors = unpack(content, self.broadcast.start.mean.device)
+            if "error" in fields:
+                return [ClientError(self.client, self.stage_name, str(fields["error"]))]
+            if not fields and self.stage == EVALUATE:
                 return []
             read = self._result if self.stage == FIT else self._evaluation
-            return [read(said, tensors)]
+            return [read(fields, tensors)]
         except MalformedError as error:
             reason = f"malformed reply ({error})"
         except Exception as error:  # noqa: BLE001 - a client may send anything
@@ -112,22 +112,22 @@ class Task:
         """The stage as errors call it."""
         return "fit" if self.stage == FIT else "evaluate"
 
-    def _result(self, said: Mapping[str, Any], tensors: Tensors) -> LocalResult:
+    def _result(self, fields: Mapping[str, Any], tensors: Tensors) -> LocalResult:
         family = type(self.broadcast.start)
         return LocalResult(
             (self.client,),
             family.unpack(tensors, "posterior."),
-            torch.tensor([int(said["examples"])]),
+            torch.tensor([int(fields["examples"])]),
             tensors["loss"],
             within(tensors, "statistics."),
             within(tensors, "memory."),
         )
 
-    def _evaluation(self, said: Mapping[str, Any], tensors: Tensors) -> Evaluation:
+    def _evaluation(self, fields: Mapping[str, Any], tensors: Tensors) -> Evaluation:
         curves: dict[str, dict[float, Tensors]] = {}
-        for i, (axis, value) in enumerate(said["curves"]):
+        for i, (axis, value) in enumerate(fields["curves"]):
             curves.setdefault(str(axis), {})[float(value)] = within(tensors, f"curve.{i}.")
-        shared = within(tensors, "shared.") if said["shared"] else None
+        shared = within(tensors, "shared.") if fields["shared"] else None
         return Evaluation(self.client, within(tensors, "personal."), shared, curves)
 
 

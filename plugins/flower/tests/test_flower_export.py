@@ -76,22 +76,22 @@ def test_data_of_another_form_is_refused(bfl, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (("app", "bpfd"), "did you mean bpfed?"),
         (("app", "bpfed", "--pretrain", "0.1"), "--pretrain needs samples at the server"),
-        (("app", "em-tdamp"), "inference tdamp begins with what it has seen"),
+        (("app", "em-tdamp"), "inference tdamp initialises from all clients"),
         (("taken", "bpfed"), "taken exists; choose another folder"),
         (("app",), "Missing argument 'METHOD'"),
         (("app", "bpfed", "--clients", "0"), "--clients"),
     ],
 )
-def test_mistakes_are_one_line_and_nothing_is_written(bfl, tmp_path, arguments, said):
+def test_mistakes_are_one_line_and_nothing_is_written(bfl, tmp_path, arguments, reason):
     (tmp_path / "taken").mkdir()
     flags = TINY[:4] + TINY[6:] if "--clients" in arguments else TINY
     status, _, err = bfl("flower", "export", *arguments, *flags)
     assert status == 2
-    assert said in err
+    assert reason in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
@@ -129,8 +129,8 @@ def wait_until(happened, seconds, logs):
     end = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > end:
-            said = "\n".join(f"== {log.name}\n{log.read_text()[-2000:]}" for log in logs)
-            pytest.fail(f"nothing came within {seconds} s\n{said}")
+            found = "\n".join(f"== {log.name}\n{log.read_text()[-2000:]}" for log in logs)
+            pytest.fail(f"nothing came within {seconds} s\n{found}")
         time.sleep(0.2)
 
 

@@ -11,12 +11,12 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from bfl_flower.node import Node, Shelf
+from bfl_flower.node import MemoryStore, Node
 from bfl_flower.session import GridSession
 from bfl_flower.wire import FIT, Task
 from bflcore import BflError, ClientError, Map, Variational
+from bflcore.engines.client import ClientWorker
 from bflcore.engines.local import Local
-from bflcore.engines.pool import Site
 from bflcore.errors import RoundError
 from bflcore.testing import problems
 
@@ -82,10 +82,10 @@ def problem():
     return problems.problem(sharing="body", dtype=torch.float32)
 
 
-def grid_of(problem, inference, shelves=None):
-    site = Site(problem, inference, 10)
+def grid_of(problem, inference, stores=None):
+    worker = ClientWorker(problem, inference, 10)
     return Loopback(
-        {100 - client: Node(client, site, shelves and shelves(client)) for client in range(3)}
+        {100 - client: Node(client, worker, stores and stores(client)) for client in range(3)}
     )
 
 
@@ -94,14 +94,14 @@ def session_of(grid, inference, problem, timeout=0.0):
 
 
 def two_rounds(session, broadcast, clients):
-    """Fit, remember, and fit from client 0's posterior; then evaluate."""
+    """Fit, store, and fit from client 0's posterior; then evaluate."""
     for reply in list(session.fit(broadcast, clients)):
-        session.remember(reply)
+        session.store(reply)
         if reply.clients == (0,):
             following = attrs.evolve(broadcast, round=1, start=reply.posterior[0])
     replies = list(session.fit(following, clients))
     for reply in replies:
-        session.remember(reply)
+        session.store(reply)
     return replies, list(session.evaluate(following, clients))
 
 
@@ -112,7 +112,9 @@ def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, 
     with Local(workers=1).open(problem, inference, 10) as local:
         expected, sums = two_rounds(local, broadcast, problem.clients)
         memories = dict(local.memories)
-    grid = grid_of(problem, inference, (lambda c: Shelf(tmp_path / str(c))) if stays else None)
+    grid = grid_of(
+        problem, inference, (lambda c: MemoryStore(tmp_path / str(c))) if stays else None
+    )
     session = session_of(grid, inference, problem)
     found, figures = two_rounds(session, broadcast, problem.clients)
     assert [reply.clients for reply in found] == [(0,), (1,), (2,)]
@@ -120,11 +122,11 @@ def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, 
         mine, theirs = (attrs.evolve(reply, memory={}) for reply in (one, other))
         assert not problems.different(mine, theirs)
     assert not problems.different([f.personal for f in figures], [s.personal for s in sums])
-    if stays:  # the server knows a number, the node the memory
+    if stays:  # the server has a token, the node the memory
         assert {c: int(m["round"]) for c, m in session.memories.items()} == dict.fromkeys(
             range(3), 2
         )
-        memory = grid.nodes[99].shelf.get(session.memories[1])
+        memory = grid.nodes[99].store.get(session.memories[1])
         assert not problems.different(memory, memories[1])
     else:
         assert not problems.different(session.memories, memories)
@@ -132,35 +134,37 @@ def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, 
 
 def test_a_memory_on_the_node_is_that_of_the_round_which_the_server_accepted(problem, tmp_path):
     inference = problems.made(Map)
-    shelf = Shelf(tmp_path)
-    grid = grid_of(problem, inference, lambda client: shelf if client == 0 else None)
+    store = MemoryStore(tmp_path)
+    grid = grid_of(problem, inference, lambda client: store if client == 0 else None)
     session = session_of(grid, inference, problem)
     broadcast = problems.begun(inference, problem)
     (first,) = session.fit(broadcast, [0])
-    session.remember(first)
-    kept = shelf.get(session.memories[0])
+    session.store(first)
+    kept = store.get(session.memories[0])
     second = attrs.evolve(broadcast, round=1)
-    (refused,) = session.fit(second, [0])  # not remembered
+    (refused,) = session.fit(second, [0])  # not stored
     (again,) = session.fit(second, [0])
     assert not problems.different(refused, again)
-    assert not problems.different(shelf.get(session.memories[0]), kept)
+    assert not problems.different(store.get(session.memories[0]), kept)
 
 
-def test_a_shelf_keeps_the_last_rounds_and_forgets_a_lost_future(tmp_path):
-    shelf = Shelf(tmp_path, depth=2)
-    tickets = [shelf.put({"age": torch.tensor(age)}, age) for age in range(1, 5)]
+def test_a_store_keeps_the_last_rounds_and_forgets_a_lost_future(tmp_path):
+    store = MemoryStore(tmp_path, depth=2)
+    tokens = [store.put({"age": torch.tensor(age)}, age) for age in range(1, 5)]
     with pytest.raises(BflError, match="memory of round 2 is not in"):
-        shelf.get(tickets[1])
-    assert [int(shelf.get(ticket)["age"]) for ticket in tickets[2:]] == [3, 4]
-    shelf.put({"age": torch.tensor(30)}, 3)  # the server went back
-    assert int(shelf.get(tickets[2])["age"]) == 30
+        store.get(tokens[1])
+    assert [int(store.get(token)["age"]) for token in tokens[2:]] == [3, 4]
+    store.put({"age": torch.tensor(30)}, 3)  # the server went back
+    assert int(store.get(tokens[2])["age"]) == 30
     with pytest.raises(BflError):
-        shelf.get(tickets[3])
+        store.get(tokens[3])
 
 
 def test_a_lost_memory_is_the_clients_error(problem, tmp_path):
     inference = problems.made(Map)
-    session = session_of(grid_of(problem, inference, lambda _: Shelf(tmp_path)), inference, problem)
+    session = session_of(
+        grid_of(problem, inference, lambda _: MemoryStore(tmp_path)), inference, problem
+    )
     session.restore({1: {"round": torch.tensor(8)}})
     replies = list(session.fit(problems.begun(inference, problem), [0, 1]))
     assert isinstance(replies[1], ClientError)
@@ -180,7 +184,7 @@ def test_a_node_that_fails_or_is_gone_costs_its_client_only(problem):
     assert (error.client, error.stage, error.reason) == (1, "fit", "node is unavailable")
     del grid.nodes[99]
     (error,) = (r for r in session.evaluate(broadcast, [0, 1]) if isinstance(r, ClientError))
-    assert error.reason == "no node that is connected holds its data"
+    assert error.reason == "no connected node holds its data"
 
 
 def test_a_client_that_comes_back_as_another_node_takes_part_again(problem):
@@ -205,20 +209,20 @@ def test_a_node_that_is_silent_is_dropped_when_its_time_is_over(problem):
     assert [reply.clients for reply in replies[1:]] == [(1,), (2,)]
 
 
-def test_a_run_waits_for_its_nodes_and_says_how_many_came(problem):
+def test_a_run_waits_for_its_nodes_and_says_how_many_connected(problem):
     inference = problems.made(Map)
     grid = grid_of(problem, inference)
     del grid.nodes[98]
     session = session_of(grid, inference, problem)
     assert session.wait_for(2, 1) == [0, 1]
-    with pytest.raises(RoundError, match="2 of 3 clients' nodes came within 0.1 s"):
+    with pytest.raises(RoundError, match="2 of 3 clients' nodes connected within 0.1 s"):
         session.wait_for(3, 0.1)
 
 
 def test_a_node_that_holds_a_client_of_no_concern_is_not_asked(problem):
     inference = problems.made(Map)
     grid = grid_of(problem, inference)
-    grid.nodes[50] = Node(77, Site(problem, inference, 10))
+    grid.nodes[50] = Node(77, ClientWorker(problem, inference, 10))
     session = session_of(grid, inference, problem)
     assert session.wait_for(3, 1) == [0, 1, 2]
 
@@ -226,7 +230,7 @@ def test_a_node_that_holds_a_client_of_no_concern_is_not_asked(problem):
 def test_a_node_answers_for_its_own_client_alone(problem):
     inference = problems.made(Map)
     task = Task(FIT, 0, problems.begun(inference, problem), {})
-    asked = Message(task.packed(), 99, FIT)
+    asked = Message(task.pack(), 99, FIT)
     asked.metadata.__dict__["_message_id"] = "1"
-    (error,) = task.read(Node(1, Site(problem, inference, 10)).answer(asked).content)
+    (error,) = task.read(Node(1, ClientWorker(problem, inference, 10)).answer(asked).content)
     assert error.reason == "this node holds client 1"

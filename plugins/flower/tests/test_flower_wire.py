@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bfl_flower.wire import EVALUATE, FIT, MalformedError, Task, packed, unpacked
+from bfl_flower.wire import EVALUATE, FIT, MalformedError, Task, pack, unpack
 from bflcore import (
     Average,
     Broadcast,
@@ -61,16 +61,16 @@ def answered(reply, stage=FIT):
 
 
 def test_a_question_comes_back_as_it_was():
-    back = Task.unpacked(FIT, task().packed(), Gaussian, torch.device("cpu"))
+    back = Task.unpack(FIT, task().pack(), Gaussian, torch.device("cpu"))
     assert (back.client, back.stage, back.broadcast.round) == (2, FIT, 3)
     assert not problems.different((back.broadcast, back.memory), (broadcast(), task().memory))
 
 
 def test_a_prior_that_is_the_start_travels_once():
     start = gaussian()
-    content = Task(FIT, 0, Broadcast(0, start, start), {}).packed()
+    content = Task(FIT, 0, Broadcast(0, start, start), {}).pack()
     assert sorted(content.array_records["tensors"]) == ["start.mean", "start.variance"]
-    back = Task.unpacked(FIT, content, Gaussian, torch.device("cpu"))
+    back = Task.unpack(FIT, content, Gaussian, torch.device("cpu"))
     assert back.broadcast.prior is back.broadcast.start
 
 
@@ -126,17 +126,17 @@ def test_pickles_and_fragments_are_refused_unread(data):
     assert "malformed reply" in back.reason
 
 
-@pytest.mark.parametrize("said", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"examples": "many"}'])
-def test_texts_that_are_none_of_ours_are_refused(said):
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"examples": "many"}'])
+def test_malformed_texts_are_refused(text):
     content = task().answer([result()])
-    content["said"] = ConfigRecord({"json": said})
+    content["fields"] = ConfigRecord({"json": text})
     (back,) = task().read(content)
     assert isinstance(back, ClientError)
 
 
 def test_an_empty_message_is_refused():
     with pytest.raises(MalformedError):
-        unpacked(RecordDict())
+        unpack(RecordDict())
 
 
 JSON = st.recursive(
@@ -152,7 +152,7 @@ VALUES = (0.5, -1.0, float("nan"), float("inf"), 1e-45, 1e38, 0.0)
 @st.composite
 def replies(draw):
     """Draw a reply in which at least one thing differs from a proper one."""
-    said = draw(st.just({"examples": 11}) | st.dictionaries(st.sampled_from(["examples"]), JSON))
+    fields = draw(st.just({"examples": 11}) | st.dictionaries(st.sampled_from(["examples"]), JSON))
     proper = task().answer([result()]).array_records["tensors"]
     arrays = dict(proper)
     for name in draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True)):
@@ -167,8 +167,8 @@ def replies(draw):
             kept = arrays[name]
             end = draw(st.integers(0, len(kept.data)))
             arrays[name] = array(kept.data[:end], kept.dtype, kept.shape, kept.stype)
-    content = packed({})
-    content["said"] = ConfigRecord({"json": json.dumps(said).encode()})
+    content = pack({})
+    content["fields"] = ConfigRecord({"json": json.dumps(fields).encode()})
     content["tensors"] = ArrayRecord(arrays)
     return content
 

@@ -1,0 +1,48 @@
+"""Executing a prepared run from the command line: progress, interruption, report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bflcore.cli.progress import show_progress
+from bflcore.errors import RoundError
+
+if TYPE_CHECKING:
+    from bflcore.experiments.directory import RunDirectory
+    from bflcore.experiments.prepare import Prepared
+
+__all__ = ["execute_and_report"]
+
+
+def execute_and_report(
+    prepared: Prepared, directory: RunDirectory, *, quiet: bool, as_json: bool
+) -> None:
+    """Run the remaining rounds and write the report; if it is cut short, say how to continue."""
+    from bflcore.experiments.run import execute
+    from bflcore.report import write_report
+
+    checkpoints, path = directory.checkpoints, directory.path
+    done = checkpoints.reached or 0
+    try:
+        with show_progress(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
+            summary = execute(prepared, directory, progress)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted: {_how_to_continue(checkpoints.reached, path)}", err=True)
+        raise click.exceptions.Exit(130) from None
+    except RoundError as error:
+        raise RoundError(f"{error}. {_how_to_continue(checkpoints.reached, path)}") from None
+    report = write_report([path])
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+    elif not quiet:
+        click.echo(f"run directory: {path}\nreport: {report}")
+
+
+def _how_to_continue(reached: int | None, path: Path) -> str:
+    saved = "1 round is" if reached == 1 else f"{reached or 0} rounds are"
+    return f"{saved} saved. Continue with: bfl resume {shlex.quote(str(path))}"

@@ -1,0 +1,44 @@
+"""Replacing files so that a reader, or a crash, meets the old content or the new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["replace_file", "sync", "write_text"]
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` to write to; at the end, sync that file and rename it to `path`.
+
+    If the block raises, `path` is left as it was. Raises `OSError` like any write.
+    """
+    aside = path.with_name(f".{path.name}.writing")
+    try:
+        yield aside
+        sync(aside)
+        aside.replace(path)
+        sync(path.parent)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of a text file."""
+    with replace_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file, or a folder's list of names, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open a folder
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
