@@ -12,7 +12,7 @@ from problems import alternate, problem, report
 from torch import Tensor
 
 from bfl_fedsi import laplace
-from bfl_fedsi.plugin import SubnetworkLaplace
+from bfl_fedsi.fedsi import SubnetworkLaplace
 from bflcore.data.torchvision_import import torchvision
 
 ALPHA, SUBNETWORK, PREDICTIONS = 1e-2, 3925, 250
@@ -35,15 +35,15 @@ class Ours:
         """Return the marginal variances ``[R]``."""
         g = torch.full_like(self.weights, ALPHA)
         # The most work there is: of the parameters with the largest variances, few rows matter.
-        of = (self.inference, self.work, self.weights, self.x, self.noise, g)
-        self.found = laplace.infer(*of, torch.Generator(), "informative")
+        of = (self.work, self.weights, self.x, self.noise, g)
+        self.found = self.inference.subnetwork(*of, "informative", torch.Generator())
         variance: Tensor = self.found.variance
         return variance
 
     def predict(self) -> Tensor:
         """Return probabilities ``[B, O]``."""
         x = self.x[:PREDICTIONS]
-        mean, covariance = laplace.linearised(self.work, self.weights, self.found, x)
+        mean, covariance = laplace.linearise(self.work, self.weights, self.found, x)
         variance = covariance.diagonal(dim1=1, dim2=2)
         return (mean / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
 

@@ -23,13 +23,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from bfl_superfed import prediction, subspace
-from bfl_superfed.plugin import LowLossSubspace
+from bfl_superfed.superfed import LowLossSubspace, initial_local_models
 from bflcore import Broadcast, GradientInference, Map, Point, Problem
 from bflcore.engines.client import stack
 from bflcore.experiments.checkpoint import Checkpoint, Checkpoints
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
+from bflcore.inference.memory import OwnPosterior, keep_own
 from bflcore.problem import metrics
 from bflcore.registry.loading import load_registry
 from bflcore.report.reading import read_run
@@ -55,20 +55,26 @@ def main() -> None:
 
     def add(label: str, server: Point, memory: Memory) -> None:
         x, y = problem.test.of(client)
-        predictions = prediction.along_the_segment(problem, server, memory, x[None]).values()
+        members = problem.cohort([client], memory, problem.rounds)
+        broadcast = Broadcast(problem.rounds, server, server)
+        predictions = inference.curves(problem, broadcast, members, x[None])["lambda"].values()
         sums = (metrics.classification_sums(p.draws[0], y) for p in predictions)
         found.setdefault(label, []).append([metrics.figures(one) for one in sums])
 
-    begun = [c for c, memory in sorted(mixed.memories.items()) if memory[subspace.STARTED]]
+    begun = [
+        client
+        for client, memory in sorted(mixed.memories.items())
+        if OwnPosterior.unpack(memory, Point).started
+    ]
     for client in begun[:CLIENTS]:
         rounds = [
             r
             for r in range(problem.rounds)
-            if inference.personal(problem, r)
+            if inference.personalises(problem, r)
             and client in sample_cohort(problem.clients, experiment.run.cohort, problem.seed, r)
         ]
         ours = stack([mixed.memories[client]])
-        theirs = {**ours, subspace.LOCAL: trained_alone(problem, alone, client, rounds)}
+        theirs = keep_own(ours, trained_alone(problem, inference, alone, client, rounds))
         add("together, server's", mixed.broadcast.start, ours)
         add("independent, server's", plain.broadcast.start, theirs)
 
@@ -76,8 +82,9 @@ def main() -> None:
         result = inference.fit(problem, mixed.broadcast, cohort)
         add("together, own", result.posterior[0], result.memory)
         own = alone.fit(problem, plain.broadcast, cohort).posterior[0]
-        once_more = trained_alone(problem, alone, client, [*rounds, problem.rounds])
-        add("independent, own", own, {**ours, subspace.LOCAL: once_more})
+        once_more = [*rounds, problem.rounds]
+        own_alone = trained_alone(problem, inference, alone, client, once_more)
+        add("independent, own", own, keep_own(ours, own_alone))
     for segment, clients in found.items():
         for name in ("accuracy", "nll"):
             report(segment, name, [[at[name] for at in one] for one in clients])
@@ -90,16 +97,17 @@ def saved(run: Path) -> Checkpoint:
     return checkpoint
 
 
-def trained_alone(problem: Problem, alone: Map, client: int, rounds: list[int]) -> Tensor:
+def trained_alone(
+    problem: Problem, inference: LowLossSubspace, alone: Map, client: int, rounds: list[int]
+) -> Point:
     """Return a client's network ``[1, P]`` trained in `rounds`, from its own random start."""
-    nothing = stack([subspace.remember(alone, problem)])
-    cohort = problem.cohort([client], nothing, 0)
-    weights = subspace.with_local_models(problem, cohort)[subspace.LOCAL]
+    nothing = stack([inference.initial_memory(problem)])
+    weights = initial_local_models(problem, problem.cohort([client], nothing, 0))
     for number in rounds:
         start = Point(weights[0])
         cohort = problem.cohort([client], {}, number)
         weights = alone.fit(problem, Broadcast(number, start, start), cohort).posterior.mean
-    return weights
+    return Point(weights)
 
 
 def report(segment: str, figure: str, clients: list[list[float]]) -> None:

@@ -6,7 +6,7 @@ import attrs
 import torch
 from problems import alternate, problem, report
 
-from bfl_superfed.plugin import LowLossSubspace
+from bfl_superfed.superfed import LowLossSubspace
 from bflcore import Broadcast, Layout, LocalInference, Map, Problem
 from bflcore.models import TwoNN
 from bflcore.randomness import seeded_globally

@@ -1,103 +1,324 @@
-"""A client's round of FedSI, its personalisation and its predictions (Algorithm 1)."""
+"""FedSI: federated learning with subnetwork inference (Chen, Liu, Wu, Fan & Cao 2024, Algorithm 1).
+
+The body is shared, the head is personal. A client finds a MAP estimate of the body under the
+server's posterior as prior, and a Gaussian over a small subnetwork of it by linearised Laplace.
+"""
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import attrs
 
 from bfl_fedsi import laplace
-from bflcore import Gaussian, GaussianNoise, Map, Predictive
-from bflcore.inference.gradient import Gradient, Optimiser, batches, mean_loss, steps
-from bflcore.inference.memory import join_personal, local_result
-from bflcore.inference.point import fit_points
+from bfl_fedsi.laplace import Subnetwork
+from bflcore import (
+    Categorical,
+    Gaussian,
+    GaussianNoise,
+    GradientInference,
+    Map,
+    OptionError,
+    Predictive,
+    component,
+    option,
+)
+from bflcore.inference.gradient import Gradient
+from bflcore.inference.memory import Memory, join_personal, local_result
+from bflcore.inference.point import descend, fit_points
+from bflcore.lazy import lazy
 from bflcore.options import build
 
 if TYPE_CHECKING:
-    from bfl_fedsi.laplace import Subnetwork
-    from bfl_fedsi.plugin import SubnetworkLaplace
+    import torch
+    from torch import Tensor
+
     from bflcore import Broadcast, Cohort, LocalResult, Posterior, Problem
+    from bflcore.inference.gradient import Batch
+else:
+    torch = lazy("torch")
 
-__all__ = ["fit", "initial", "personalise", "predict"]
+__all__ = [
+    "SubnetworkLaplace",
+    "SubnetworkMemory",
+    "available_memory",
+    "likelihood_noise",
+    "residual_variance",
+    "substitute_alpha",
+]
 
-PARTS = ("index", "base", "factor", "sign")  # of a subnetwork, in a client's memory
-
-
-def initial(inference: SubnetworkLaplace, problem: Problem) -> Gaussian:
-    """Return N(initialisation, alpha) ``[P]``, of variance 0 where parameters do not travel."""
-    layout = problem.layout
-    own = problem.initial.new_zeros(layout.personal_total)
-    alpha = problem.initial.new_full((layout.shared_total,), inference.prior_variance)
-    return Gaussian(problem.initial, layout.join(alpha, own))
-
-
-def fit(
-    inference: SubnetworkLaplace, problem: Problem, broadcast: Broadcast, cohort: Cohort
-) -> LocalResult:
-    """Run a client's round: MAP, selection, inference, and the variances that travel."""
-    weights, loss = maximum_a_posteriori(inference, problem, broadcast, cohort)
-    g = prior_variance(inference, broadcast)
-    noise = likelihood_noise(problem, len(weights))
-    found = subnetworks(inference, problem, weights, g, cohort, noise, inference.select)
-    variances = torch.stack([one.variance for one in found])
-    own = weights.new_zeros(len(weights), problem.layout.personal_total)
-    posterior = Gaussian(weights, problem.layout.join(variances, own))
-    return local_result(problem, cohort, posterior, loss)
+SELECTIONS = ("variance", "curvature-aware", "informative", "random")
 
 
-def prior_variance(inference: SubnetworkLaplace, broadcast: Broadcast) -> Tensor:
-    """Return g ``[R]``: the prior's variances, alpha where they are zero."""
-    assert isinstance(broadcast.prior, Gaussian)  # noqa: S101 - the registry admits no other
-    variance = broadcast.prior.variance
-    return variance.masked_fill(variance == 0, inference.prior_variance)
+@attrs.frozen(eq=False, kw_only=True)
+class SubnetworkMemory(Memory):
+    """What clients predict with ``[K, ...]``: the noise of a regression, and their subnetworks.
 
-
-def maximum_a_posteriori(
-    inference: SubnetworkLaplace, problem: Problem, broadcast: Broadcast, cohort: Cohort
-) -> tuple[Tensor, Tensor]:
-    """Return every client's MAP ``[K, P]``, personal parameters unmoved, and its loss ``[K]``.
-
-    Minimises the mean NLL per sample + sum_r (theta_r - mu_r)^2 / (2 g_r n), eq. 10 over n.
+    Factors are padded with rows of zeros to the longest.
     """
-    layout, clients = problem.layout, len(cohort.clients)
-    weights = join_personal(problem, broadcast.start, cohort.memory, clients).mean.clone()
-    prior = join_personal(problem, broadcast.prior, cohort.memory, clients).mean
-    own = weights.new_zeros(layout.personal_total)
-    moves = layout.join(weights.new_ones(layout.shared_total), own)
-    sizes = torch.tensor(cohort.sizes, dtype=weights.dtype, device=weights.device)[:, None]
-    pull = layout.join(1 / prior_variance(inference, broadcast), own) / sizes
-    taken = steps(inference, cohort)
-    optimiser = Optimiser(inference, weights, taken, broadcast.round)
-    differentiate = Gradient(problem)
-    loss = weights.new_zeros(clients)
-    for batch in batches(inference, cohort):
-        k = len(batch.sizes)
-        nll, gradient = differentiate(weights[:k], batch)
-        optimiser.step(gradient.mul_(moves).addcmul_(weights[:k] - prior[:k], pull[:k]))
-        loss[:k] += nll
-    return weights, mean_loss(loss, taken)
 
+    noise: Tensor | None = None  # [K]
+    index: Tensor | None = None  # these four as in `Subnetwork`
+    base: Tensor | None = None
+    factor: Tensor | None = None
+    sign: Tensor | None = None
 
-def subnetworks(
-    inference: SubnetworkLaplace,
-    problem: Problem,
-    weights: Tensor,
-    g: Tensor,
-    cohort: Cohort,
-    noise: Tensor,
-    rule: str,
-) -> list[Subnetwork]:
-    """Infer every client's subnetwork at `weights` ``[K, P]``; `noise` ``[K]`` of a regression."""
-    members = zip(cohort.sizes, cohort.streams("subnetwork"), strict=True)
-    return [
-        laplace.infer(
-            inference, problem, weights[k], cohort.x[k, :size], noise[k], g, generator, rule
+    @classmethod
+    def of(cls, noise: Tensor, subnetworks: list[Subnetwork]) -> SubnetworkMemory:
+        """Stack the clients' subnetworks."""
+        factors = [one.factor for one in subnetworks]
+        return cls(
+            noise=noise,
+            index=torch.stack([one.index for one in subnetworks]),
+            base=torch.stack([one.base for one in subnetworks]),
+            factor=torch.nn.utils.rnn.pad_sequence(factors, batch_first=True),
+            sign=noise.new_tensor([one.sign for one in subnetworks]),
         )
-        for k, (size, generator) in enumerate(members)
-    ]
+
+    def subnetwork(self, client: int) -> Subnetwork | None:
+        """Return the subnetwork in a row; None where none was inferred."""
+        if self.index is None or self.base is None or self.factor is None or self.sign is None:
+            return None
+        return Subnetwork(
+            self.index[client], self.base[client], self.factor[client], float(self.sign[client])
+        )
+
+
+@component
+class SubnetworkLaplace(GradientInference):
+    """Fit a MAP, then a full-covariance Gaussian over a small subnetwork by linearised Laplace.
+
+    Clients send the MAP of every shared parameter and its variance, which is 0 outside the
+    subnetwork. Personal parameters stay as they were initialised while clients train, and are
+    fine-tuned on the client's own data before it predicts.
+    """
+
+    name = "subnetwork-laplace"
+    family = "gaussian"
+    reference = "Chen et al. 2024 (FedSI), eq. 10, 14, 15, 17-19; Daxberger et al. 2021"
+    expected_failures = MappingProxyType(
+        {
+            "no data gives the prior back": "the variance that clients send is 0 outside the "
+            "subnetwork, also that of a client without data (step 4 of Algorithm 1)"
+        }
+    )
+
+    prior_variance: float = option(
+        1e-4, "prior variance (alpha), initially and wherever the prior's variance is 0", above=0
+    )
+    fraction: float = option(
+        0.05, "fraction of the shared parameters in the subnetwork (E)", above=0, at_most=1
+    )
+    select: str = option(
+        "variance",
+        "subnetwork of a round: `variance` (largest posterior variances, eq. 14), "
+        "`curvature-aware` (the same among parameters with curvature), `informative` (largest "
+        "curvature x variance) or `random`",
+        choices=SELECTIONS,
+    )
+    predict_select: str = option(
+        "variance", "subnetwork used for prediction (see select)", choices=SELECTIONS
+    )
+    covariance: str = option(
+        "auto",
+        "side on which the covariance is computed: `primal` (parameters), `dual` (samples), `auto` "
+        "(the smaller), or `diagonal` (no correlations)",
+        choices=("auto", "primal", "dual", "diagonal"),
+    )
+    predictive: str = option(
+        "probit",
+        "`probit` (closed form), `mc` (draws of the linearised outputs) or `mean` (no uncertainty)",
+        choices=("probit", "mc", "mean"),
+    )
+    predict_draws: int = option(100, "number of draws of `mc`", at_least=1)
+    head_epochs: int = option(
+        10, "fine-tuning epochs of the personal parameters before each evaluation", at_least=0
+    )
+    head_lr: float = option(1e-2, "learning rate of fine-tuning", above=0)
+    head_weight_decay: float = option(
+        0.0, "strength of the quadratic pull to zero in fine-tuning", at_least=0
+    )
+    noise: str = option(
+        "learned",
+        "noise variance of a regression: `learned` (each client's mean squared residual after "
+        "fine-tuning) or `likelihood`",
+        choices=("learned", "likelihood"),
+    )
+
+    def check(self, problem: Problem) -> None:
+        """Raise `OptionError` without shared parameters or a known curvature, or beyond memory."""
+        if not problem.layout.shared_total:
+            raise OptionError(
+                "--share: no parameter of the network is shared (its head is all there is, or "
+                "share is none), so there is nothing to infer; allowed: share all, or a model "
+                "with layers before its head"
+            )
+        if not isinstance(problem.likelihood, Categorical | GaussianNoise):
+            raise OptionError(
+                f"--likelihood: {problem.likelihood.name} has no known curvature for "
+                f"{self.name}; allowed: {Categorical.name}, {GaussianNoise.name}"
+            )
+        needed, free = self.bytes_needed(problem), available_memory(problem.device)
+        if needed > free:
+            raise OptionError(
+                f"inference.fraction: a subnetwork of {self.size(problem):,} parameters takes "
+                f"{needed / 2**30:.1f} GiB per client, the machine has {free / 2**30:.1f} GiB; "
+                "lower inference.fraction, or set inference.covariance=diagonal"
+            )
+
+    def size(self, problem: Problem) -> int:
+        """Return |S| = E |R|, rounded, at least 1."""
+        return max(1, round(self.fraction * problem.layout.shared_total))
+
+    def bytes_needed(self, problem: Problem) -> int:
+        """Return an upper bound on the memory that one client's inference takes."""
+        if self.covariance == "diagonal":
+            return 0
+        with torch.no_grad():
+            outputs = problem.forward(problem.initial[None], problem.train.x[None, :1]).shape[-1]
+        rows = outputs * max(map(problem.train.size, range(len(problem.train.start))))
+        numbers = laplace.numbers_held(self.covariance, rows, self.size(problem))
+        return numbers * problem.initial.element_size()
+
+    def initial(self, problem: Problem) -> Posterior:
+        """Return N(initialisation, alpha) ``[P]``; personal parameters have variance 0."""
+        layout = problem.layout
+        certain = problem.initial.new_zeros(layout.personal_total)
+        alpha = problem.initial.new_full((layout.shared_total,), self.prior_variance)
+        return Gaussian(problem.initial, layout.join(alpha, certain))
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Run a client's round: MAP (eq. 10), selection (eq. 14) and inference (eq. 15)."""
+        weights, loss = self.maximum_a_posteriori(problem, broadcast, cohort)
+        noise = likelihood_noise(problem, len(weights))
+        found = self.subnetworks(problem, broadcast, cohort, weights, noise, self.select)
+        variances = torch.stack([one.variance for one in found])
+        certain = weights.new_zeros(len(weights), problem.layout.personal_total)
+        posterior = Gaussian(weights, problem.layout.join(variances, certain))
+        return local_result(problem, cohort, posterior, loss)
+
+    def maximum_a_posteriori(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
+    ) -> tuple[Tensor, Tensor]:
+        """Return every client's MAP ``[K, P]``, personal parameters fixed, and its loss ``[K]``.
+
+        Minimises the mean NLL per sample + sum_r (theta_r - mu_r)^2 / (2 g_r n), eq. 10 over n.
+        """
+        start = join_personal(problem, broadcast.start, cohort).mean
+        prior = join_personal(problem, broadcast.prior, cohort).mean
+        g = substitute_alpha(broadcast.prior, self.prior_variance)
+        free = g.new_zeros(problem.layout.personal_total)
+        sizes = torch.tensor(cohort.sizes, dtype=g.dtype, device=g.device)[:, None]
+        precision = problem.layout.join(1 / g, free) / sizes  # [K, P], per sample
+        differentiate = Gradient(problem)
+
+        def loss_and_gradient(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            k = len(w)
+            nll, gradient = differentiate(w, batch)
+            return nll, gradient.addcmul_(w - prior[:k], precision[:k])
+
+        return descend(self, problem, cohort, start, loss_and_gradient, "shared")
+
+    def subnetworks(
+        self,
+        problem: Problem,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        weights: Tensor,
+        noise: Tensor,
+        rule: str,
+    ) -> list[Subnetwork]:
+        """Infer each client's subnetwork at `weights` ``[K, P]``; `noise` ``[K]``."""
+        g = substitute_alpha(broadcast.prior, self.prior_variance)
+        members = zip(cohort.sizes, cohort.streams("subnetwork"), strict=True)
+        return [
+            self.subnetwork(problem, weights[k], cohort.x[k, :size], noise[k], g, rule, stream)
+            for k, (size, stream) in enumerate(members)
+        ]
+
+    def subnetwork(
+        self,
+        problem: Problem,
+        weights: Tensor,
+        x: Tensor,
+        noise: Tensor,
+        g: Tensor,
+        rule: str,
+        stream: torch.Generator,
+    ) -> Subnetwork:
+        """Select a client's subnetwork at `weights` ``[P]`` by `rule` and infer its posterior."""
+        h = laplace.diagonal(problem, weights, x, noise)
+        index = laplace.select(rule, h, g, self.size(problem), stream)
+        if self.covariance == "diagonal":
+            return laplace.infer_diagonal(h, g, index)
+        return laplace.infer(problem, weights, x, noise, g, index, self.covariance)
+
+    def personalise(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
+    ) -> Mapping[str, Tensor]:
+        """Fine-tune personal parameters under the global mean, then infer the subnetwork there."""
+        cohort = attrs.evolve(cohort, memory=self.fine_tune(problem, broadcast, cohort))
+        weights = join_personal(problem, broadcast.start, cohort).mean
+        noise = likelihood_noise(problem, len(weights))
+        if self.noise == "learned" and isinstance(problem.likelihood, GaussianNoise):
+            noise = residual_variance(problem, weights, cohort)
+        if self.predictive == "mean":
+            return {**cohort.memory, **SubnetworkMemory(noise=noise).pack()}
+        found = self.subnetworks(problem, broadcast, cohort, weights, noise, self.predict_select)
+        return {**cohort.memory, **SubnetworkMemory.of(noise, found).pack()}
+
+    def fine_tune(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
+    ) -> Mapping[str, Tensor]:
+        """Return the memory ``[K, ...]`` with personal parameters fitted to the client's data."""
+        if not (problem.layout.personal_total and self.head_epochs):
+            return cohort.memory
+        options = {
+            "lr": self.head_lr,
+            "local_epochs": self.head_epochs,
+            "batch_size": self.batch_size,
+            "weight_decay": self.head_weight_decay,
+        }
+        tuner = build(Map, options, "inference")
+        return fit_points(tuner, problem, broadcast, cohort, "personal").memory
+
+    def predict(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
+    ) -> Predictive:
+        """Predict with N(f, J_S H^-1 J_S^T) over the outputs (eq. 17-19).
+
+        A client without a subnetwork uses the server's own variances (the global model).
+        """
+        weights = join_personal(problem, broadcast.start, cohort).mean
+        memory = SubnetworkMemory.unpack(cohort.memory, Gaussian)
+        noise = likelihood_noise(problem, len(x)) if memory.noise is None else memory.noise
+        if self.predictive == "mean":
+            return _predictive(problem, problem.forward(weights, x)[:, None], noise)
+        servers = laplace.factorised(_gaussian(broadcast.start).variance)
+        moments = [
+            laplace.linearise(problem, weights[k], memory.subnetwork(k) or servers, x[k])
+            for k in range(len(x))
+        ]
+        mean = torch.stack([one for one, _ in moments])  # [K, B, O]
+        covariance = torch.stack([one for _, one in moments])  # [K, B, O, O]
+        variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+        if self.predictive == "mc":
+            streams = cohort.streams("predict")
+            draws = laplace.sample_outputs(mean, covariance, self.predict_draws, streams)
+        elif isinstance(problem.likelihood, GaussianNoise):
+            draws = laplace.match_moments(mean, variance)
+        else:
+            draws = laplace.probit(mean, variance)
+        return _predictive(problem, draws, noise)
+
+
+def substitute_alpha(prior: Posterior, alpha: float) -> Tensor:
+    """Return g ``[R]``: the prior's variances, with alpha in place of 0."""
+    variance = _gaussian(prior).variance
+    return variance.masked_fill(variance == 0, alpha)
 
 
 def likelihood_noise(problem: Problem, clients: int) -> Tensor:
@@ -107,41 +328,7 @@ def likelihood_noise(problem: Problem, clients: int) -> Tensor:
     return problem.initial.new_full((clients,), known)
 
 
-def personalise(
-    inference: SubnetworkLaplace, problem: Problem, broadcast: Broadcast, cohort: Cohort
-) -> Mapping[str, Tensor]:
-    """Fine-tune personal parameters under the global mean, then infer the subnetwork there."""
-    memory = fine_tuned(inference, problem, broadcast, cohort)
-    clients = len(cohort.clients)
-    weights = join_personal(problem, broadcast.start, memory, clients).mean
-    noise = likelihood_noise(problem, clients)
-    if inference.noise == "learned" and isinstance(problem.likelihood, GaussianNoise):
-        noise = learned_noise(problem, weights, cohort)
-    memory = {**memory, "noise": noise}
-    if inference.predictive == "mean":
-        return memory
-    g = prior_variance(inference, broadcast)
-    rule = inference.predict_select
-    return memory | _packed(subnetworks(inference, problem, weights, g, cohort, noise, rule))
-
-
-def fine_tuned(
-    inference: SubnetworkLaplace, problem: Problem, broadcast: Broadcast, cohort: Cohort
-) -> Mapping[str, Tensor]:
-    """Return the memory ``[K, ...]`` with personal parameters fitted to the client's data."""
-    if not (problem.layout.personal_total and inference.head_epochs):
-        return cohort.memory
-    settings = {
-        "lr": inference.head_lr,
-        "local_epochs": inference.head_epochs,
-        "batch_size": inference.batch_size,
-        "weight_decay": inference.head_weight_decay,
-    }
-    tuner = build(Map, settings, "inference")
-    return fit_points(tuner, problem, broadcast, cohort, "personal").memory
-
-
-def learned_noise(problem: Problem, weights: Tensor, cohort: Cohort) -> Tensor:
+def residual_variance(problem: Problem, weights: Tensor, cohort: Cohort) -> Tensor:
     """Return each client's mean squared residual on its training targets ``[K]``."""
     with torch.no_grad():
         residual = (problem.forward(weights, cohort.x) - cohort.y).square().mean(2)
@@ -149,75 +336,19 @@ def learned_noise(problem: Problem, weights: Tensor, cohort: Cohort) -> Tensor:
     return found.clamp_min(torch.finfo(found.dtype).eps)
 
 
-def _packed(found: list[Subnetwork]) -> dict[str, Tensor]:
-    """Stack subnetworks, their factors padded with rows of zeros to the longest."""
-    factors = torch.nn.utils.rnn.pad_sequence([one.factor for one in found], batch_first=True)
-    return {
-        "subnetwork.index": torch.stack([one.index for one in found]),
-        "subnetwork.base": torch.stack([one.base for one in found]),
-        "subnetwork.factor": factors,
-        "subnetwork.sign": factors.new_tensor([one.sign for one in found]),
-    }
-
-
-def _unpacked(memory: Mapping[str, Tensor], posterior: Posterior, client: int) -> Subnetwork:
-    """Return a client's subnetwork; without one, the server's own variances (global model)."""
-    if "subnetwork.index" in memory:
-        part = {name: memory[f"subnetwork.{name}"][client] for name in PARTS}
-        return laplace.Subnetwork(part["index"], part["base"], part["factor"], float(part["sign"]))
-    assert isinstance(posterior, Gaussian)  # noqa: S101 - the registry admits no other
-    none = posterior.mean.new_zeros(0, dtype=torch.int64)
-    return laplace.Subnetwork(none, posterior.variance, posterior.mean.new_zeros(0, 0), 1.0)
-
-
-def predict(
-    inference: SubnetworkLaplace,
-    problem: Problem,
-    posterior: Posterior,
-    memory: Mapping[str, Tensor],
-    x: Tensor,
-    streams: list[torch.Generator],
-) -> Predictive:
-    """Predict with N(f, J_S H^-1 J_S^T) over the outputs (eq. 17-19)."""
-    clients = len(x)
-    weights = join_personal(problem, posterior, memory, clients).mean
-    noise = memory.get("noise", likelihood_noise(problem, clients))
-    if inference.predictive == "mean":
-        return _predictive(problem, problem.forward(weights, x)[:, None], noise)
-    moments = [
-        laplace.linearised(problem, weights[k], _unpacked(memory, posterior, k), x[k])
-        for k in range(clients)
-    ]
-    mean = torch.stack([one for one, _ in moments])
-    covariance = torch.stack([one for _, one in moments])
-    if inference.predictive == "mc":
-        draws = sampled(mean, covariance, inference.predict_draws, streams)
-        return _predictive(problem, draws, noise)
-    variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-    if isinstance(problem.likelihood, GaussianNoise):
-        # Two draws of this mean and this variance: a Gaussian's first two moments.
-        spread = variance.sqrt()
-        return _predictive(problem, torch.stack([mean - spread, mean + spread], dim=1), noise)
-    # softmax(f / sqrt(1 + pi/8 diag)): eq. 18 with a normalised link (MacKay 1992)
-    return _predictive(problem, (mean / (1 + math.pi / 8 * variance).sqrt())[:, None], noise)
-
-
-def sampled(mean: Tensor, covariance: Tensor, draws: int, streams: list[torch.Generator]) -> Tensor:
-    """Return draws of the outputs ``[K, S, B, O]`` from their Gaussians."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp_min(0).sqrt()[..., None, :]  # [K, B, O, O]
-    shape = (draws, *mean.shape[1:])
-    noise = torch.stack(
-        [
-            torch.randn(shape, generator=stream, dtype=mean.dtype, device=mean.device)
-            for stream in streams
-        ]
-    )
-    drawn: Tensor = mean[:, None] + (root[:, None] @ noise[..., None])[..., 0]
-    return drawn
+def available_memory(device: torch.device) -> int:
+    """Return the bytes of memory of the machine, or of the GPU where `device` is one."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _predictive(problem: Problem, outputs: Tensor, noise: Tensor) -> Predictive:
     if isinstance(problem.likelihood, GaussianNoise):
         return Predictive(outputs, noise[:, None, None])
     return problem.likelihood.predictive(outputs)
+
+
+def _gaussian(posterior: Posterior) -> Gaussian:
+    assert isinstance(posterior, Gaussian), "the registry admits no other family"  # noqa: S101
+    return posterior

@@ -1,6 +1,6 @@
-"""Jacobians of a network's outputs in its travelling parameters, sample by sample.
+"""Jacobians of a network's outputs in its shared parameters, sample by sample.
 
-R counts the travelling parameters, in the order of `Layout.split`. A network whose travelling
+R counts the shared parameters, in the order of `Layout.split`. A network whose shared
 parameters all belong to linear layers never has its Jacobian ``[B, O, R]`` formed: a row is the
 outer product of the signal that comes back to a layer and of what went into it.
 """
@@ -10,13 +10,19 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
-import torch
-from torch import Tensor, nn
-from torch.func import jacrev, vmap
 
-from bflcore import Problem
+from bflcore.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore import Problem
+else:
+    torch = lazy("torch")
 
 __all__ = ["Jacobian", "blocks"]
 
@@ -177,7 +183,7 @@ def _dense_jacobian(problem: Problem, weights: Tensor) -> Callable[[Tensor], Den
         outputs = problem.forward(whole[None], sample[None, None])[0, 0]
         return outputs, outputs
 
-    differentiate = vmap(jacrev(output, has_aux=True), in_dims=(None, 0))
+    differentiate = torch.func.vmap(torch.func.jacrev(output, has_aux=True), in_dims=(None, 0))
 
     def make(samples: Tensor) -> Dense:
         with torch.no_grad():
@@ -194,14 +200,14 @@ def _linear_jacobian(
     network = copy.deepcopy(problem.network).requires_grad_(True)
     for name, value in problem.layout.unflatten(weights.detach()).items():
         network.get_parameter(name).data = value
-    travelling = [
+    shared = [
         name
-        for name, shared in zip(problem.layout.names, problem.layout.shared, strict=True)
-        if shared
+        for name, is_shared in zip(problem.layout.names, problem.layout.shared, strict=True)
+        if is_shared
     ]
-    layers = {name.rpartition(".")[0] for name in travelling}
+    layers = {name.rpartition(".")[0] for name in shared}
     tied = len(list(network.named_parameters(remove_duplicate=False))) > len(problem.layout.names)
-    if tied or any(type(network.get_submodule(path)) is not nn.Linear for path in layers):
+    if tied or any(type(network.get_submodule(path)) is not torch.nn.Linear for path in layers):
         return None
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in layers}
     for path in layers:
@@ -233,7 +239,7 @@ def _linear_jacobian(
             for path, of in zip(seen, zip(*back, strict=True), strict=True)
         }
         pieces, first = [], 0
-        for name in travelling:
+        for name in shared:
             path, _, kind = name.rpartition(".")
             given = seen[path][0][0].detach()
             inputs = given if kind == "weight" else given.new_ones(len(given), 1)

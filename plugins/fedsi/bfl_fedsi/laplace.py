@@ -1,36 +1,47 @@
 """The linearised Laplace posterior over a subnetwork of one client (FedSI, eq. 14-19).
 
-R counts the travelling parameters, S those of the subnetwork. The posterior precision of the
+R counts the shared parameters, S those of the subnetwork. The posterior precision of the
 subnetwork is H = A^T A + diag(1/g) with A = L^T J_S, where L L^T = Lambda is the curvature of the
 negative log likelihood in the outputs and g the prior variance.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
-from torch import Tensor
 
 from bfl_fedsi.jacobians import Jacobian, Linear, blocks
-from bflcore import GaussianNoise, OptionError, Problem
+from bflcore import GaussianNoise, OptionError
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
-    from bfl_fedsi.plugin import SubnetworkLaplace
+    import torch
+    from torch import Tensor
+
+    from bflcore import Problem
+else:
+    torch = lazy("torch")
 
 __all__ = [
     "Subnetwork",
     "cholesky",
     "curvature_factor",
     "diagonal",
+    "factorised",
     "infer",
-    "linearised",
+    "infer_diagonal",
+    "linearise",
+    "match_moments",
+    "numbers_held",
     "posterior_variance",
+    "probit",
+    "sample_outputs",
     "select",
-    "size",
+    "weighted",
 ]
 
 # Rows of A are dropped while, all of them together, they could change no variance by more than
@@ -41,7 +52,7 @@ JITTERS = (1e-7, 1e-5, 1e-3)  # of the mean diagonal, tried in turn where Choles
 
 @attrs.frozen(eq=False)
 class Subnetwork:
-    """A Gaussian over the travelling parameters, degenerate outside the subnetwork.
+    """A Gaussian over the shared parameters, degenerate outside the subnetwork.
 
     Covariance diag(base) + sign * factor^T factor, the factor's columns being the parameters
     `index` ``[S]``, in rising order; `base` ``[R]``, `factor` ``[M, S]``, `sign` 1 or -1.
@@ -96,11 +107,6 @@ def posterior_variance(h: Tensor, g: Tensor) -> Tensor:
     return g / (h * g + 1)
 
 
-def size(inference: SubnetworkLaplace, problem: Problem) -> int:
-    """Return |S| = E |R|, rounded, at least 1."""
-    return max(1, round(inference.fraction * problem.layout.shared_total))
-
-
 def select(rule: str, h: Tensor, g: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return the `count` parameters of the subnetwork, in rising order (eq. 14).
 
@@ -120,79 +126,80 @@ def select(rule: str, h: Tensor, g: Tensor, count: int, generator: torch.Generat
     return score.argsort(descending=True, stable=True)[:count].sort().values
 
 
+def factorised(variance: Tensor) -> Subnetwork:
+    """Return independent parameters of these variances ``[R]``."""
+    none = variance.new_zeros(0, dtype=torch.int64)
+    return Subnetwork(none, variance, variance.new_zeros(0, 0), 1.0)
+
+
+def infer_diagonal(h: Tensor, g: Tensor, index: Tensor) -> Subnetwork:
+    """Return the posterior over the subnetwork `index` ``[S]`` without correlations."""
+    base = torch.zeros_like(g).index_copy(0, index, posterior_variance(h, g)[index])
+    return Subnetwork(index, base, g.new_zeros(0, len(index)), 1.0)
+
+
 def infer(
-    inference: SubnetworkLaplace,
     problem: Problem,
     weights: Tensor,
     x: Tensor,
     noise: Tensor,
     g: Tensor,
-    generator: torch.Generator,
-    rule: str,
-) -> Subnetwork:
-    """Select a subnetwork at `weights` ``[P]`` by `rule` and infer its posterior (eq. 14, 15)."""
-    h = diagonal(problem, weights, x, noise)
-    index = select(rule, h, g, size(inference, problem), generator)
-    if inference.covariance == "diagonal":
-        variance = torch.zeros_like(g).index_copy(0, index, posterior_variance(h, g)[index])
-        return Subnetwork(index, variance, g.new_zeros(0, len(index)), 1.0)
-    scale = g[index].sqrt()
-    rows, products, gram = _rows(inference.covariance, problem, weights, x, noise, index, scale)
-    # With A' = A diag(sqrt g): H^-1 = diag(sqrt g) (I + A'^T A')^-1 diag(sqrt g), and by Woodbury
-    # (I + A'^T A')^-1 = I - A'^T (I + A' A'^T)^-1 A'.
-    if gram is None:
-        lower = cholesky(_plus_identity(products()))
-        factor = torch.linalg.solve_triangular(lower, rows, upper=False).mul_(scale)
-        return Subnetwork(index, torch.zeros_like(g).index_copy(0, index, g[index]), factor, -1.0)
-    lower = cholesky(_plus_identity(gram))
-    del gram
-    eye = torch.eye(len(index), dtype=g.dtype, device=g.device)
-    factor = torch.linalg.solve_triangular(lower, eye, upper=False).mul_(scale)
-    return Subnetwork(index, torch.zeros_like(g), factor, 1.0)
-
-
-def _rows(
-    side: str,
-    problem: Problem,
-    weights: Tensor,
-    x: Tensor,
-    noise: Tensor,
     index: Tensor,
-    scale: Tensor,
-) -> tuple[Tensor, Callable[[], Tensor], Tensor | None]:
-    """Return A' ``[M, S]`` and what computes A' A'^T, or A'^T A' ``[S, S]``.
+    side: str,
+) -> Subnetwork:
+    """Return the posterior N(weights, H^-1) over the subnetwork `index` ``[S]`` (eq. 15).
 
-    The latter on the primal side, or once A' has become the larger of the two.
+    With A' = A diag(sqrt g) ``[M, S]`` and by Woodbury,
+
+        H^-1 = diag(sqrt g) (I + A'^T A')^-1 diag(sqrt g)                (primal)
+             = diag(g) - diag(sqrt g) A'^T (I + A' A'^T)^-1 A' diag(sqrt g)  (dual)
+
+    `side` is ``primal``, ``dual``, or ``auto``: the smaller of M and S.
     """
-    count = len(index)
-    kept: list[Tensor] = []
-    sources: list[tuple[Linear, Tensor]] = []
-    gram = scale.new_zeros(count, count) if side == "primal" else None
-    tolerance = 0.0
+    scale, count = g[index].sqrt(), len(index)
+    rows: list[Tensor] = []  # A', without the rows that do not matter
+    layers: list[tuple[Linear, Tensor]] = []  # what they are outer products of, and which are kept
+    primal = side == "primal"
+    gram = scale.new_zeros(count, count) if primal else scale.new_zeros(0, 0)  # A'^T A'
     for block in weighted(problem, weights, x, noise, count):
-        rows = block.columns(index).mul_(scale).flatten(0, 1)
-        tolerance = tolerance or NEGLIGIBLE / max(1, len(x) * block.outputs.shape[1])
-        matters = torch.linalg.vecdot(rows, rows) > tolerance
-        rows = rows[matters]
+        scaled = block.columns(index).mul_(scale).flatten(0, 1)
+        tolerance = NEGLIGIBLE / max(1, len(x) * block.outputs.shape[1])
+        kept = torch.linalg.vecdot(scaled, scaled) > tolerance
+        rows.append(scaled[kept])
         if isinstance(block, Linear):
-            sources.append((block, matters))
-        if gram is not None:
-            gram.addmm_(rows.T, rows)
-            continue
-        kept.append(rows)
-        if side == "auto" and sum(map(len, kept)) > count:
-            gram = scale.new_zeros(count, count)
-            while kept:
-                gram.addmm_(kept[-1].T, kept.pop())
-    rows = torch.cat([scale.new_zeros(0, count), *kept])
+            layers.append((block, kept))
+        if side == "auto" and not primal and sum(map(len, rows)) > count:
+            primal, gram = True, scale.new_zeros(count, count)
+        while primal and rows:
+            last = rows.pop()
+            gram.addmm_(last.T, last)
+    if primal:
+        lower = cholesky(_plus_identity(gram))
+        del gram  # as large as each of the three matrices that remain
+        eye = torch.eye(count, dtype=g.dtype, device=g.device)
+        factor = torch.linalg.solve_triangular(lower, eye, upper=False).mul_(scale)
+        return Subnetwork(index, torch.zeros_like(g), factor, 1.0)
+    whole = torch.cat([scale.new_zeros(0, count), *rows])
+    rows.clear()
+    lower = cholesky(_plus_identity(_products(whole, layers, index, scale)))
+    factor = torch.linalg.solve_triangular(lower, whole, upper=False).mul_(scale)
+    return Subnetwork(index, torch.zeros_like(g).index_copy(0, index, g[index]), factor, -1.0)
 
-    def products() -> Tensor:
-        if not sources:
-            return rows @ rows.T
-        scaled = rows * scale
-        return torch.cat([block.dot(index, scaled).flatten(0, 1)[m] for block, m in sources])
 
-    return rows, products, gram
+def _products(
+    rows: Tensor, layers: list[tuple[Linear, Tensor]], index: Tensor, scale: Tensor
+) -> Tensor:
+    """Return A' A'^T ``[M, M]``; linear layers multiply faster than the rows they are given as."""
+    if not layers:
+        return rows @ rows.T
+    scaled = rows * scale
+    return torch.cat([block.dot(index, scaled).flatten(0, 1)[kept] for block, kept in layers])
+
+
+def numbers_held(side: str, rows: int, count: int) -> int:
+    """Return how many numbers `infer` holds at most, for `rows` M and `count` S."""
+    primal, dual = 4 * count**2, 2 * rows * (rows + count)
+    return {"primal": primal, "dual": dual, "auto": min(primal, dual)}[side]
 
 
 def _plus_identity(matrix: Tensor) -> Tensor:
@@ -230,7 +237,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     return lower
 
 
-def linearised(
+def linearise(
     problem: Problem, weights: Tensor, subnetwork: Subnetwork, x: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return f ``[B, O]`` and its covariance J_S H^-1 J_S^T ``[B, O, O]`` (eq. 17)."""
@@ -243,3 +250,34 @@ def linearised(
         outputs.append(block.outputs)
         covariances.append(covariance)
     return torch.cat(outputs), torch.cat(covariances)
+
+
+def probit(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return f / sqrt(1 + pi/8 diag Sigma) ``[K, 1, B, O]``, to be normalised by a softmax.
+
+    Eq. 18 with a normalised link (MacKay 1992).
+    """
+    return (mean / (1 + math.pi / 8 * variance).sqrt())[:, None]
+
+
+def match_moments(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return two draws ``[K, 2, B, O]`` of this mean and this variance."""
+    spread = variance.sqrt()
+    return torch.stack([mean - spread, mean + spread], dim=1)
+
+
+def sample_outputs(
+    mean: Tensor, covariance: Tensor, draws: int, streams: list[torch.Generator]
+) -> Tensor:
+    """Draw outputs ``[K, S, B, O]`` from their Gaussians."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0).sqrt()[..., None, :]  # [K, B, O, O]
+    shape = (draws, *mean.shape[1:])
+    noise = torch.stack(
+        [
+            torch.randn(shape, generator=stream, dtype=mean.dtype, device=mean.device)
+            for stream in streams
+        ]
+    )
+    drawn: Tensor = mean[:, None] + (root[:, None] @ noise[..., None])[..., 0]
+    return drawn

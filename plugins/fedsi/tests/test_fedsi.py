@@ -8,8 +8,8 @@ import torch
 from builders import cohort, convolutional, dense, first_broadcast, normal, problem
 from torch import nn
 
-from bfl_fedsi import fedsi, laplace, limits
-from bfl_fedsi.plugin import SubnetworkLaplace
+from bfl_fedsi import fedsi, laplace
+from bfl_fedsi.fedsi import SubnetworkLaplace
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, GaussianNoise, OptionError
 from bflcore.cli import main
 from bflcore.engines.local import Local
@@ -32,12 +32,11 @@ def sent(of, inference, seed=3):
     return Broadcast(0, start, prior)
 
 
-def predicted(inference, of, memory, broadcast=None, x=None):
-    posterior = (broadcast or sent(of, inference)).start
-    clients = len(memory["personal.mean"])
-    x = of.train.of(0)[0].expand(clients, -1, -1) if x is None else x
-    streams = [torch.Generator().manual_seed(k) for k in range(clients)]
-    return inference.predict(of, posterior, memory, x, streams)
+def predicted(inference, of, memory, broadcast, x=None):
+    """What clients with these memories predict; by default on the first client's samples."""
+    members = attrs.evolve(cohort(of, inference), memory=memory)
+    x = of.train.of(0)[0].expand(len(members.clients), -1, -1) if x is None else x
+    return inference.predict(of, broadcast, members, x)
 
 
 def test_the_recipes_are_the_papers():
@@ -76,10 +75,9 @@ def test_what_travels_is_the_map_and_the_subnetworks_variances():
     head = of.layout.split(of.initial)[1]
     whole = of.layout.join(fitted.posterior.mean[0], head)
     x = of.train.of(0)[0]
-    found = laplace.infer(
-        inference, of, whole, x, torch.ones((), dtype=DOUBLE), broadcast.prior.variance,
-        torch.Generator(), "variance",
-    )  # fmt: skip
+    one, g = torch.ones((), dtype=DOUBLE), broadcast.prior.variance
+    index = laplace.select("variance", laplace.diagonal(of, whole, x, one), g, 4, torch.Generator())
+    found = laplace.infer(of, whole, x, one, g, index, "auto")
     torch.testing.assert_close(fitted.posterior.variance[0], found.variance)
     assert int((fitted.posterior.variance > 0).sum()) == 4  # a quarter of 16
 
@@ -103,7 +101,7 @@ def test_a_prior_variance_of_zero_becomes_alpha():
     zeros = Gaussian(
         broadcast.prior.mean, broadcast.prior.variance.index_fill(0, torch.tensor([2]), 0)
     )
-    g = fedsi.prior_variance(inference, attrs.evolve(broadcast, prior=zeros))
+    g = fedsi.substitute_alpha(zeros, inference.prior_variance)
     expected = broadcast.prior.variance.clone()
     expected[2] = 0.3
     torch.testing.assert_close(g, expected)
@@ -135,7 +133,7 @@ def test_a_cohort_is_its_clients_one_by_one(case, network):
     broadcast = sent(of, inference)
     members = cohort(of, inference)
     together = inference.fit(of, broadcast, members)
-    tuned = inference.personalise(of, broadcast, members, novel=False)
+    tuned = inference.personalise(of, broadcast, members)
     x = of.train.x[:3]
     draws = predicted(inference, of, tuned, broadcast, x.expand(3, *x.shape)).draws
     for row, client in enumerate(members.clients):
@@ -143,9 +141,8 @@ def test_a_cohort_is_its_clients_one_by_one(case, network):
         fitted = inference.fit(of, broadcast, alone)
         for name, tensor in fitted.posterior.pack().items():
             torch.testing.assert_close(together.posterior.pack()[name][row], tensor[0])
-        own = inference.personalise(of, broadcast, alone, novel=False)
-        streams = [torch.Generator().manual_seed(row)]
-        single = inference.predict(of, broadcast.start, own, x[None], streams).draws
+        own = inference.personalise(of, broadcast, alone)
+        single = inference.predict(of, broadcast, attrs.evolve(alone, memory=own), x[None]).draws
         torch.testing.assert_close(draws[row], single[0])
 
 
@@ -154,7 +151,8 @@ def test_personalisation_fits_the_head_alone_and_the_same_way_for_novel_clients(
     inference = SubnetworkLaplace(head_epochs=30, head_lr=0.05)
     broadcast = sent(of, inference)
     members = cohort(of, inference, [1])
-    tuned = inference.personalise(of, broadcast, members, novel=True)
+    assert members.novel
+    tuned = inference.personalise(of, broadcast, members)
     x, y = of.train.of(1)
 
     def loss(memory):
@@ -162,7 +160,7 @@ def test_personalisation_fits_the_head_alone_and_the_same_way_for_novel_clients(
         return float(of.likelihood.nll(of.forward(whole[None], x[None])[0], y).mean())
 
     assert loss(tuned) < 0.8 * loss(members.memory)
-    trained = inference.personalise(of, broadcast, members, novel=False)
+    trained = inference.personalise(of, broadcast, attrs.evolve(members, novel=False))
     assert torch.equal(tuned["personal.mean"], trained["personal.mean"])
 
 
@@ -170,7 +168,7 @@ def test_fine_tuning_moves_the_head_under_a_fixed_body():
     of = problem(sizes=(9,), sharing="body")
     inference = SubnetworkLaplace(head_epochs=6, head_lr=0.1, batch_size=100)
     broadcast = sent(of, inference)
-    tuned = inference.personalise(of, broadcast, cohort(of, inference), novel=False)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference))
     x, y = of.train.of(0)
     head = of.layout.split(of.initial)[1].clone().requires_grad_()
     adam = torch.optim.Adam([head], lr=0.1)
@@ -185,7 +183,7 @@ def test_fine_tuning_moves_the_head_under_a_fixed_body():
 def test_the_pull_of_fine_tuning_shortens_the_head():
     of = problem(sizes=(9,), sharing="body")
     long, short = (
-        inference.personalise(of, sent(of, inference), cohort(of, inference), novel=False)
+        inference.personalise(of, sent(of, inference), cohort(of, inference))
         for inference in (
             SubnetworkLaplace(head_epochs=50),
             SubnetworkLaplace(head_epochs=50, head_weight_decay=1.0),
@@ -201,7 +199,7 @@ def test_probit_is_nearer_to_many_draws_than_the_mean_is_and_less_sure():
     for predictive in ("probit", "mc", "mean"):
         inference = SubnetworkLaplace(predictive=predictive, **options)
         broadcast = first_broadcast(inference, of)
-        tuned = inference.personalise(of, broadcast, cohort(of, inference), novel=False)
+        tuned = inference.personalise(of, broadcast, cohort(of, inference))
         draws[predictive] = predicted(inference, of, tuned, broadcast).draws.mean(1)
     sure = {name: float(p.max(-1).values.mean()) for name, p in draws.items()}
     assert sure["probit"] < sure["mean"]
@@ -212,7 +210,9 @@ def test_probit_is_nearer_to_many_draws_than_the_mean_is_and_less_sure():
 def test_draws_have_the_moments_they_are_drawn_from():
     root = normal(1, 1, 3, 3, seed=4)
     mean, covariance = normal(1, 1, 3, seed=5), root @ root.mT
-    drawn = fedsi.sampled(mean, covariance, 50_000, [torch.Generator().manual_seed(0)])[0, :, 0]
+    drawn = laplace.sample_outputs(mean, covariance, 50_000, [torch.Generator().manual_seed(0)])[
+        0, :, 0
+    ]
     torch.testing.assert_close(drawn.mean(0), mean[0, 0], atol=0.05, rtol=0)
     torch.testing.assert_close(drawn.T.cov(), covariance[0, 0], atol=0.1, rtol=0.03)
 
@@ -226,7 +226,7 @@ def test_a_regression_predicts_the_moments_of_the_linearised_network(noise):
     of = regression()
     inference = SubnetworkLaplace(fraction=1.0, prior_variance=0.5, noise=noise)
     broadcast = first_broadcast(inference, of)
-    tuned = inference.personalise(of, broadcast, cohort(of, inference), novel=False)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference))
     x, y = of.train.of(1)
     found = predicted(inference, of, tuned, broadcast, x.expand(2, -1, -1))
     weights = of.layout.join(broadcast.start.mean, tuned["personal.mean"][1])
@@ -234,17 +234,9 @@ def test_a_regression_predicts_the_moments_of_the_linearised_network(noise):
     expected = float((f - y).square().mean()) if noise == "learned" else 0.3
     assert float(found.noise[1]) == pytest.approx(expected)
     torch.testing.assert_close(found.draws[1].mean(0), f)
-    own = laplace.infer(
-        inference,
-        of,
-        weights,
-        x,
-        found.noise[1, 0, 0],
-        broadcast.prior.variance,
-        torch.Generator(),
-        "variance",
-    )
-    _, covariance = laplace.linearised(of, weights, own, x)
+    g = broadcast.prior.variance
+    own = laplace.infer(of, weights, x, found.noise[1, 0, 0], g, torch.arange(len(g)), "auto")
+    _, covariance = laplace.linearise(of, weights, own, x)
     spread = found.draws[1].var(0, correction=0)
     torch.testing.assert_close(spread, covariance.diagonal(dim1=1, dim2=2))
 
@@ -252,8 +244,8 @@ def test_a_regression_predicts_the_moments_of_the_linearised_network(noise):
 def test_the_servers_model_predicts_with_the_variances_that_travelled():
     of = problem(sizes=(9,), sharing="all")
     inference = SubnetworkLaplace(prior_variance=0.5)
-    start = first_broadcast(inference, of).start
-    found = inference.predict(of, start, {}, of.train.x[None], [torch.Generator()])
+    members = attrs.evolve(cohort(of, inference), memory={})
+    found = inference.predict(of, first_broadcast(inference, of), members, of.train.x[None])
     everything = torch.arange(of.layout.total)
     block = next(laplace.blocks(of, of.initial, of.train.x, 1))
     spread = block.columns(everything).square().sum(2) * 0.5
@@ -295,9 +287,9 @@ def test_a_likelihood_of_unknown_curvature_is_refused():
 
 def test_a_subnetwork_beyond_memory_is_refused_with_its_size(monkeypatch):
     of = problem(sizes=(9,))
-    monkeypatch.setattr(limits, "available", lambda device: 4000)
+    monkeypatch.setattr(fedsi, "available_memory", lambda device: 4000)
     full = SubnetworkLaplace(fraction=1.0, covariance="primal")  # 4 * 26^2 doubles
-    assert limits.bytes_needed(full, of) == 4 * 26**2 * 8
+    assert full.bytes_needed(of) == 4 * 26**2 * 8
     with pytest.raises(OptionError, match="26 parameters .* GiB .* lower inference.fraction"):
         full.check(of)
     attrs.evolve(full, fraction=0.1).check(of)
@@ -305,7 +297,7 @@ def test_a_subnetwork_beyond_memory_is_refused_with_its_size(monkeypatch):
 
 
 def test_this_machine_has_memory():
-    assert limits.available(torch.device("cpu")) > 2**28
+    assert fedsi.available_memory(torch.device("cpu")) > 2**28
 
 
 QUICK = (

@@ -4,6 +4,7 @@ import itertools
 import math
 import warnings
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from builders import cohort, convolutional, dense, first_broadcast, normal, prob
 from torch import nn
 
 from bfl_fedsi import laplace
-from bfl_fedsi.plugin import SubnetworkLaplace
+from bfl_fedsi.fedsi import SubnetworkLaplace, SubnetworkMemory
 from bflcore import Broadcast, GaussianNoise, OptionError
 
 DOUBLE = torch.float64
@@ -25,16 +26,9 @@ def infer(of, inference, g=None, weights=None, noise=1.0):
     g = prior_of(of) if g is None else g
     weights = of.initial if weights is None else weights
     noise = torch.tensor(noise, dtype=DOUBLE)
-    return laplace.infer(
-        inference,
-        of,
-        weights,
-        of.train.of(0)[0],
-        noise,
-        g,
-        torch.Generator().manual_seed(0),
-        inference.select,
-    )
+    stream = torch.Generator().manual_seed(0)
+    x = of.train.of(0)[0]
+    return inference.subnetwork(of, weights, x, noise, g, inference.select, stream)
 
 
 def covariance(found):
@@ -78,7 +72,7 @@ def test_on_a_linear_gaussian_model_it_is_bayesian_linear_regression(side):
     expected, design, _ = exact(of, g, 0.3)
     torch.testing.assert_close(covariance(found), torch.from_numpy(expected))
     torch.testing.assert_close(found.variance, torch.from_numpy(np.diag(expected).copy()))
-    _, spread = laplace.linearised(of, of.initial, found, of.train.of(0)[0])
+    _, spread = laplace.linearise(of, of.initial, found, of.train.of(0)[0])
     predicted = np.einsum("na,ab,nb->n", design, expected, design)
     torch.testing.assert_close(spread[:, 0, 0], torch.from_numpy(predicted[:9].copy()))
     torch.testing.assert_close(spread[:, 1, 1], torch.from_numpy(predicted[9:].copy()))
@@ -214,7 +208,7 @@ def test_the_factorised_posterior_leaves_correlations_out():
     found = infer(of, SubnetworkLaplace(fraction=1, covariance="diagonal"), g)
     h = rows(of).square().sum(0)
     torch.testing.assert_close(found.variance, 1 / (h + 1 / g))
-    _, spread = laplace.linearised(of, of.initial, found, of.train.of(0)[0])
+    _, spread = laplace.linearise(of, of.initial, found, of.train.of(0)[0])
     one = torch.ones((), dtype=DOUBLE)
     j = next(laplace.blocks(of, of.initial, of.train.of(0)[0], 1)).columns(torch.arange(len(g)))
     torch.testing.assert_close(spread, (j * found.variance) @ j.mT)
@@ -263,9 +257,7 @@ def test_precision_covariance_and_predictions_are_those_of_laplace_torch(network
     close = {"rtol": 1e-4, "atol": 1e-7}
     torch.testing.assert_close(torch.linalg.inv(covariance(found)), precision, **close)
     torch.testing.assert_close(covariance(found), spread, **close)
-    from bfl_fedsi import fedsi
-
-    memory = fedsi._packed([found])  # noqa: SLF001
-    members = first_broadcast(inference, of)
-    ours = inference.predict(of, members.start, memory, x[None], [torch.Generator()])
+    memory = SubnetworkMemory.of(torch.ones(1, dtype=DOUBLE), [found]).pack()
+    members = attrs.evolve(cohort(of, inference), memory=memory)
+    ours = inference.predict(of, first_broadcast(inference, of), members, x[None])
     torch.testing.assert_close(ours.draws[0, 0], expected, **close)

@@ -1,86 +1,163 @@
-"""Training at random mixtures: both gradients of eq. 3 from one backward pass and one product.
+"""Training at random mixtures of two models (SuPerFed, eq. 3 and Algorithm 1).
 
-A cohort's vectors are one stack ``[K, 4, P]`` with rows w_f, w_l, the slope of the loss at
-W(lambda), and w_g. Both gradients are linear in them: C @ stack with C ``[2, 4]``.
+`Objective.gradients` is eq. 3 as one reads it; `train` computes the same to rounding, in half the
+time.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import attrs
 
-from bflcore.inference.gradient import Gradient, Optimiser, batches, mean_loss, steps
+from bflcore.inference.gradient import Gradient, batches, mean_loss, steps
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
-    from bfl_superfed.plugin import LowLossSubspace
-    from bflcore import Broadcast, Cohort, Problem
+    import torch
+    from torch import Tensor
 
-__all__ = ["cosine_terms", "directions", "draw", "layers", "terms", "train"]
+    from bflcore import Cohort, GradientInference, Layout, Problem
+    from bflcore.inference.gradient import Optimiser
+else:
+    torch = lazy("torch")
 
-COSINE = ((-2.0, 2.0), (2.0, -2.0))  # signs and factor of the gradient of cos^2
+__all__ = ["Objective", "cosine_gradients", "draw_lambdas", "train"]
+
+COSINE = ((-2.0, 2.0), (2.0, -2.0))  # signs and factor of the gradients of cos^2
 FLOOR = 1e-30  # of a squared norm; far below any that float32 weights of a network have
 
 
+@attrs.frozen(slots=False)
+class Objective:
+    """What a client minimises (eq. 3) over w_f and w_l, at a fresh lambda per minibatch.
+
+    NLL(W(lambda)) + mu prox(w_f, w_g) + nu cos(w_f, w_l)^2 + decay/2 (|w_f|^2 + |w_l|^2) with
+    W(lambda) = (1 - lambda) w_f + lambda w_l. `prox` is ``squared`` (half the squared distance) or
+    ``norm`` (the sum over tensors of distances); `mixing` says whether one lambda serves the whole
+    ``model`` or each ``layer`` has its own.
+    """
+
+    layout: Layout
+    mixing: str
+    mu: float
+    nu: float
+    prox: str
+    weight_decay: float
+
+    @cached_property
+    def layers(self) -> dict[str, slice]:
+        """The slices of the parameters that share a lambda."""
+        if self.mixing == "model":
+            return {"": slice(0, self.layout.total)}
+        layers: dict[str, slice] = {}
+        for name, at in self.layout.slices.items():
+            layer = name.rpartition(".")[0]
+            layers[layer] = slice(layers.get(layer, at).start, at.stop)
+        return layers
+
+    def gradients(self, w_f: Tensor, w_l: Tensor, w_g: Tensor, lam: Tensor, g: Tensor) -> Tensor:
+        """Return the gradients in w_f and w_l ``[k, 2, P]`` from the loss's `g` at W(lambda).
+
+        All arguments are ``[k, P]``.
+        """
+        mu, nu, decay = self.mu, self.nu, self.weight_decay
+        cos_f, cos_l = cosine_gradients(w_f, w_l)
+        d_f = (1 - lam) * g + mu * self.prox_gradient(w_f - w_g) + nu * cos_f + decay * w_f
+        d_l = lam * g + nu * cos_l + decay * w_l
+        return torch.stack([d_f, d_l], dim=1)
+
+    def prox_gradient(self, shift: Tensor) -> Tensor:
+        """Return the gradient of prox at `shift` = w_f - w_g ``[k, P]``; 0 where they agree."""
+        if self.prox == "squared":
+            return shift
+        pieces = shift.split(self.layout.sizes, dim=1)
+        return torch.cat([torch.nn.functional.normalize(piece, dim=1) for piece in pieces], dim=1)
+
+
+def cosine_gradients(w_f: Tensor, w_l: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of cos(w_f, w_l)^2 in w_f and in w_l ``[k, P]``; 0 if a norm is 0.
+
+    d cos / d w_f = (u_l - cos u_f) / |w_f| with the unit vectors u.
+    """
+    norm_f, norm_l = (torch.linalg.vector_norm(w, dim=1, keepdim=True) for w in (w_f, w_l))
+    norm_f, norm_l = norm_f.clamp_min(FLOOR**0.5), norm_l.clamp_min(FLOOR**0.5)
+    u_f, u_l = w_f / norm_f, w_l / norm_l
+    cos = torch.linalg.vecdot(u_f, u_l)[:, None]
+    return 2 * cos * (u_l - cos * u_f) / norm_f, 2 * cos * (u_f - cos * u_l) / norm_l
+
+
+def draw_lambdas(cohort: Cohort, taken: tuple[int, ...], layers: int, like: Tensor) -> Tensor:
+    """Draw lambda ~ U(0, 1) ``[steps, K, layers]`` for every minibatch and layer of a round."""
+    draws = [
+        torch.rand(steps, layers, generator=generator, dtype=like.dtype, device=like.device)
+        for steps, generator in zip(taken, cohort.streams("lambda"), strict=True)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(draws)
+
+
 def train(
-    inference: LowLossSubspace,
+    inference: GradientInference,
+    objective: Objective,
     problem: Problem,
-    broadcast: Broadcast,
     cohort: Cohort,
     server: Tensor,
     local: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return w_f and w_l ``[K, 2, P]`` after a round, and the mean loss ``[K]``."""
+    """Return w_f and w_l ``[K, 2, P]`` after a round from w_g and w_l, and the loss ``[K]``.
+
+    Every minibatch steps along `Objective.gradients` at a fresh lambda. They are linear in the
+    rows w_f, w_l, g and w_g of one stack ``[K, 4, P]``: one product C @ stack per layer, with C
+    ``[2, 4]``, takes the place of a dozen passes over the parameters.
+    """
     stack = torch.stack([server, local, torch.zeros_like(server), server], dim=1)
     mixture, loss = torch.empty_like(server), server.new_zeros(len(server))
-    taken = steps(inference, cohort)
-    slices = layers(inference, problem)
-    lambdas = draw(cohort, taken, len(slices), like=server)
-    descent = Descent(inference, stack[:, :2], taken, broadcast.round)
+    taken, layers = steps(inference, cohort), list(objective.layers.values())
+    lambdas = draw_lambdas(cohort, taken, len(layers), server).transpose(1, 2)[..., None]
+    descent = _Descent(inference, cohort, stack[:, :2])
     differentiate = Gradient(problem)
-    push = inference.nu * local.new_tensor(COSINE)
-    plan = zip(batches(inference, cohort), lambdas, terms(inference, lambdas), strict=True)
+    push = objective.nu * local.new_tensor(COSINE)
+    plan = zip(batches(inference, cohort), lambdas, _terms(objective, lambdas), strict=True)
     for k, group in groupby(plan, lambda step: len(step[0].sizes)):
         # Made once for all steps that the same clients take: on a CPU, views cost time.
         known, mixed, buffer, total = stack[:k], mixture[:k], descent.buffer[:k], loss[:k]
-        w, slope = known[:, :2], known[:, 2]
-        mixings = [(known[:, 0, at], known[:, 1, at], mixed[:, at]) for at in slices]
-        products = [(buffer[..., at], known[..., at]) for at in slices]
+        w, g = known[:, :2], known[:, 2]
+        mixings = [(known[:, 0, at], known[:, 1, at], mixed[:, at]) for at in layers]
+        products = [(buffer[..., at], known[..., at]) for at in layers]
         for batch, drawn, constant in group:
             lams, c = drawn[:, :k], constant[:, :k]
             for (federated, own, out), lam in zip(mixings, lams, strict=True):
-                torch.lerp(federated, own, lam, out=out)
-            total += differentiate(mixed, batch, out=slope)[0]
-            if inference.nu:
-                c[..., :2].add_(cosine_terms(w, push))
+                torch.lerp(federated, own, lam, out=out)  # W(lambda)
+            total += differentiate(mixed, batch, out=g)[0]
+            if objective.nu:
+                c[..., :2].add_(_cosine_terms(w, push))
             for (into, rows), matrix in zip(products, c, strict=True):
                 into.baddbmm_(matrix, rows, beta=descent.keeps)
-            if inference.mu and inference.prox == "norm":
-                shift = w[:, 0] - server[:k]
-                buffer[:, 0].add_(directions(problem, shift), alpha=inference.mu)
+            if objective.mu and objective.prox == "norm":
+                pull = objective.prox_gradient(w[:, 0] - server[:k])
+                buffer[:, 0].add_(pull, alpha=objective.mu)
             descent.step(w, buffer)
     return stack[:, :2].clone(), mean_loss(loss, taken)
 
 
-class Descent:
-    """The update of `models` ``[K, 2, P]`` in place from a buffer ``[K, 2, P]``.
+class _Descent:
+    """The update of models ``[K, 2, P]`` in place, from a `buffer` to which gradients are added.
 
-    For SGD the buffer is its momentum, which keeps a part of itself when the gradient is added;
-    for the other rules it is the gradient. A client that has taken its steps is left out.
+    For SGD the buffer is its momentum, of which a part `keeps` remains when a gradient is added;
+    for other rules it is the gradient. A client that has taken all its steps is left out.
     """
 
-    def __init__(
-        self, inference: LowLossSubspace, models: Tensor, taken: tuple[int, ...], round: int
-    ) -> None:
-        self._lr = inference.lr_at(round)
+    def __init__(self, inference: GradientInference, cohort: Cohort, models: Tensor) -> None:
+        self.buffer, self.keeps = torch.zeros_like(models).contiguous(), 0.0
+        self._lr = inference.lr_at(cohort.round)
         self._rule: Optimiser | None = None
-        self.buffer, self.keeps = torch.zeros_like(models).contiguous(), inference.momentum
-        if inference.optimiser != "sgd":
+        if inference.optimiser == "sgd":
+            self.keeps = inference.momentum
+        else:
             self._copy = models.contiguous().clone()  # fused rules need contiguous memory
-            self._rule = Optimiser(inference, self._copy, taken, round)
-            self.keeps = 0.0
+            self._rule = inference.update_rule(self._copy, cohort)
 
     def step(self, models: Tensor, buffer: Tensor) -> None:
         """Take one step: `models` and `buffer` ``[k, 2, P]`` are the first k clients'."""
@@ -91,55 +168,26 @@ class Descent:
             models.copy_(self._copy[: len(models)])
 
 
-def layers(inference: LowLossSubspace, problem: Problem) -> list[slice]:
-    """Return the coordinates that share a lambda: all of them, or a layer's, in order."""
-    if inference.mixing == "model":
-        return [slice(0, problem.layout.total)]
-    ends: dict[str, int] = {}
-    end = 0
-    for name, size in zip(problem.layout.names, problem.layout.sizes, strict=True):
-        end += size
-        ends[name.rpartition(".")[0]] = end
-    starts = [0, *ends.values()]
-    return [slice(*pair) for pair in zip(starts, ends.values(), strict=False)]
-
-
-def draw(cohort: Cohort, taken: tuple[int, ...], count: int, like: Tensor) -> Tensor:
-    """Draw lambda ~ U(0, 1) ``[steps, count, K, 1]`` for every minibatch and layer of a round."""
-    draws = [
-        torch.rand(steps, count, generator=generator, dtype=like.dtype, device=like.device)
-        for steps, generator in zip(taken, cohort.streams("lambda"), strict=True)
-    ]
-    return torch.nn.utils.rnn.pad_sequence(draws).transpose(1, 2)[..., None]
-
-
-def terms(inference: LowLossSubspace, lambdas: Tensor) -> Tensor:
+def _terms(objective: Objective, lambdas: Tensor) -> Tensor:
     """Return C ``[..., 2, 4]`` for lambdas ``[..., 1]``, without the cosine's terms.
 
-    dL/dw_f = (1 - lambda) slope + mu (w_f - w_g) + decay w_f; dL/dw_l = lambda slope + decay w_l.
+    dL/dw_f = (1 - lambda) g + mu (w_f - w_g) + decay w_f; dL/dw_l = lambda g + decay w_l.
     """
-    pull = inference.mu if inference.prox == "squared" else 0.0
+    decay, pull = objective.weight_decay, objective.mu if objective.prox == "squared" else 0.0
     c = lambdas.new_zeros(*lambdas.shape[:-1], 2, 4)
-    c[..., 0, 0], c[..., 1, 1] = inference.weight_decay + pull, inference.weight_decay
+    c[..., 0, 0], c[..., 1, 1] = decay + pull, decay
     c[..., 0, 2], c[..., 1, 2] = 1 - lambdas[..., 0], lambdas[..., 0]
     c[..., 0, 3] = -pull
     return c
 
 
-def cosine_terms(models: Tensor, push: Tensor) -> Tensor:
-    """Return M ``[k, 2, 2]`` such that M @ models is nu times the gradient of cos(w_f, w_l)^2.
+def _cosine_terms(models: Tensor, push: Tensor) -> Tensor:
+    """Return M ``[k, 2, 2]`` such that M @ models is nu times the gradients of cos(w_f, w_l)^2.
 
     In w_f that gradient is 2 cos^2 (w_l / w_f.w_l - w_f / |w_f|^2), and alike in w_l: M is
-    `push`, nu times `COSINE`, times cos^2 over the Gram matrix. Where a norm is 0, so is M
-    (subgradient 0).
+    `push`, nu times `COSINE`, times cos^2 over the Gram matrix. Where a norm is 0, so is M.
     """
     gram = torch.bmm(models, models.mT)
     safe = gram + FLOOR
     cosines = gram[:, :1, 1] / safe.diagonal(dim1=1, dim2=2)  # their product is cos^2
     return cosines.prod(1)[:, None, None] * push / safe
-
-
-def directions(problem: Problem, shift: Tensor) -> Tensor:
-    """Return the gradient of the sum over tensors of |w_f - w_g| ``[k, P]``; 0 where they agree."""
-    pieces = shift.split(problem.layout.sizes, dim=1)
-    return torch.cat([torch.nn.functional.normalize(piece, dim=1) for piece in pieces], dim=1)

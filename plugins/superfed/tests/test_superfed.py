@@ -5,8 +5,8 @@ import pytest
 import torch
 from builders import cohort, first_broadcast, normal, problem
 
-from bfl_superfed import mixing, prediction, subspace
-from bfl_superfed.plugin import LowLossSubspace
+from bfl_superfed import mixing, prediction
+from bfl_superfed.superfed import LowLossSubspace, initial_local_models
 from bflcore import (
     Average,
     Broadcast,
@@ -20,7 +20,9 @@ from bflcore import (
 )
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
-from bflcore.inference.gradient import batches
+from bflcore.inference.base import Explorable
+from bflcore.inference.gradient import Gradient, batches, mean_loss, steps
+from bflcore.inference.memory import keep_own
 from bflcore.options import build
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
@@ -51,9 +53,11 @@ def train(inference, of, rounds=3, hyper=None):
 def begun(of, inference):
     """Clients that have a local model of their own."""
     members = cohort(of, inference)
-    local = 0.5 * normal(len(members.sizes), of.layout.total, seed=7)
-    ones = torch.ones_like(members.memory["started"])
-    return attrs.evolve(members, memory={**members.memory, "local": local, "started": ones})
+    return with_local(members, 0.5 * normal(len(members.sizes), of.layout.total, seed=7))
+
+
+def with_local(members, local):
+    return attrs.evolve(members, memory=keep_own(members.memory, Point(local)))
 
 
 def test_the_recipes_are_the_papers():
@@ -93,22 +97,16 @@ def test_the_pull_changes_the_result():
 
 @pytest.mark.parametrize("mixes", ["model", "layer"])
 @pytest.mark.parametrize("prox", ["squared", "norm"])
-def test_one_step_descends_eq_3_as_autograd_finds_it(mixes, prox):
+def test_the_gradients_are_those_of_eq_3_as_autograd_finds_them(mixes, prox):
     of = problem(sizes=(9,))
-    inference = LowLossSubspace(
-        mixing=mixes, prox=prox, mu=0.4, nu=1.5, start=0.0, lambda_selection="fixed", **ONE_STEP
-    )
-    members = begun(of, inference)
-    # The server's model, and a start that differs from it: the pull's direction is defined.
+    x, y = of.train.of(0)
+    objective = mixing.Objective(of.layout, mixes, mu=0.4, nu=1.5, prox=prox, weight_decay=0.01)
     server = of.initial
     federated = (server + 0.1 * normal(of.layout.total, seed=3)).requires_grad_()
-    local = members.memory["local"][0].clone().requires_grad_()
-    layers = [0, 0, 1, 1] if mixes == "layer" else [0, 0, 0, 0]
-    drawn = torch.rand(
-        1, max(layers) + 1, generator=members.streams("lambda")[0], dtype=torch.float64
-    )[0]
-    mix = torch.cat([drawn[i].expand(n) for i, n in zip(layers, of.layout.sizes, strict=True)])
-    outputs = of.forward(((1 - mix) * federated + mix * local)[None], members.x)[0]
+    local = (0.5 * normal(of.layout.total, seed=7)).requires_grad_()
+    lam = normal(of.layout.total, seed=4).sigmoid()
+    mixture = (1 - lam) * federated + lam * local
+    mixture.retain_grad()
     shift = federated - server
     pull = (
         shift.square().sum() / 2
@@ -117,25 +115,45 @@ def test_one_step_descends_eq_3_as_autograd_finds_it(mixes, prox):
     )
     decay = 0.01 / 2 * (federated.square().sum() + local.square().sum())
     cosine = torch.nn.functional.cosine_similarity(federated, local, dim=0)
-    objective = of.likelihood.nll(outputs, members.y[0]).mean() + 0.4 * pull + 1.5 * cosine**2
-    (objective + decay).backward()
-
-    pieces = mixing.layers(inference, of)
-    lambdas = mixing.draw(members, (1,), len(pieces), like=of.initial)
-    for piece, at in zip(pieces, lambdas[0, :, 0, 0], strict=True):
-        assert (mix[piece] == at).all()
-    models = torch.stack([federated, local])[None].detach()
-    slope = torch.autograd.functional.jacobian(
-        lambda w: of.likelihood.nll(of.forward(w[None], members.x)[0], members.y[0]).mean(),
-        torch.lerp(models[0, 0], models[0, 1], mix),
-    )
-    stack = torch.stack([*models[0], slope, server])
-    products = mixing.terms(inference, lambdas)[0, :, 0]
-    products[:, :, :2] += mixing.cosine_terms(models, 1.5 * models.new_tensor(mixing.COSINE))
-    found = torch.cat([c @ stack[:, piece] for c, piece in zip(products, pieces, strict=True)], 1)
-    if prox == "norm":
-        found[0] += 0.4 * mixing.directions(of, shift[None].detach())[0]
+    nll = of.likelihood.nll(of.forward(mixture[None], x[None])[0], y).mean()
+    (nll + 0.4 * pull + 1.5 * cosine**2 + decay).backward()
+    arguments = (federated, local, server, lam, mixture.grad)
+    found = objective.gradients(*(tensor.detach()[None] for tensor in arguments))[0]
     torch.testing.assert_close(found, torch.stack([federated.grad, local.grad]))
+
+
+def train_plainly(inference, objective, of, members, server, local):
+    """Follow eq. 3's gradients as they are written, step by step."""
+    models, taken = torch.stack([server, local], dim=1), steps(inference, members)
+    rule, loss = inference.update_rule(models, members), server.new_zeros(len(server))
+    differentiate, layers = Gradient(of), list(objective.layers.values())
+    drawn = mixing.draw_lambdas(members, taken, len(layers), server)
+    repeats = torch.tensor([layer.stop - layer.start for layer in layers])
+    for batch, lambdas in zip(batches(inference, members), drawn, strict=True):
+        k = len(batch.sizes)
+        w_f, w_l = models[:k].unbind(1)
+        lam = lambdas[:k].repeat_interleave(repeats, dim=1)
+        nll, g = differentiate((1 - lam) * w_f + lam * w_l, batch)
+        rule.step(objective.gradients(w_f, w_l, server[:k], lam, g))
+        loss[:k] += nll
+    return models, mean_loss(loss, taken)
+
+
+@pytest.mark.parametrize("rule", [{}, {"optimiser": "adam", "momentum": 0.0}], ids=["sgd", "adam"])
+@pytest.mark.parametrize("prox", ["squared", "norm"])
+@pytest.mark.parametrize("mixes", ["model", "layer"])
+@pytest.mark.parametrize("sizes", [(9,), (10, 7, 2)], ids=["one client", "a ragged cohort"])
+def test_the_fast_round_follows_the_plain_gradients(sizes, mixes, prox, rule):
+    of = problem(sizes=sizes)
+    inference = LowLossSubspace(mixing=mixes, prox=prox, mu=0.4, nu=1.5, **SGD | rule)
+    members, server = cohort(of, inference, round=3), of.initial.expand(len(sizes), -1)
+    local = 0.5 * normal(len(sizes), of.layout.total, seed=7)
+    arguments = (inference, inference.objective(of), of, members, server, local)
+    models, loss = mixing.train(*arguments)
+    expected, expected_loss = train_plainly(*arguments)
+    assert not torch.allclose(models[:, 1], local)
+    torch.testing.assert_close(models, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -157,7 +175,7 @@ def test_a_round_is_what_pytorchs_optimiser_makes_of_autograds_gradients(mixes, 
     result = inference.fit(of, first_broadcast(inference, of), members)
     models = [
         of.initial.clone().requires_grad_(),
-        members.memory["local"][0].clone().requires_grad_(),
+        members.memory["own.mean"][0].clone().requires_grad_(),
     ]
     known = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimiser]
     rule = known(models, lr=0.05, **({"momentum": 0.9} if optimiser == "sgd" else {}))
@@ -185,17 +203,26 @@ def test_a_round_is_what_pytorchs_optimiser_makes_of_autograds_gradients(mixes, 
         (nll + 0.4 * pull + 1.5 * cosine**2 + decay).backward()
         rule.step()
     torch.testing.assert_close(result.posterior.mean[0], models[0].detach())
-    torch.testing.assert_close(result.memory["local"][0], models[1].detach())
+    torch.testing.assert_close(result.memory["own.mean"][0], models[1].detach())
 
 
-def test_where_a_direction_is_undefined_the_gradient_is_zero():
-    of = problem(sizes=(9,))
-    zero = torch.zeros_like(of.initial)
-    assert not mixing.directions(of, zero[None]).any()
-    for federated, local in ((of.initial, zero), (zero, of.initial), (zero, zero)):
-        models = torch.stack([federated, local])[None].float()
-        push = models.new_tensor(mixing.COSINE)
-        assert not torch.bmm(mixing.cosine_terms(models, push), models).any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_a_direction_is_undefined_the_gradient_is_zero(dtype):
+    of = problem(sizes=(9,), dtype=dtype)
+    zero, whole = torch.zeros_like(of.initial)[None], of.initial[None]
+    objective = mixing.Objective(of.layout, "model", mu=1.0, nu=1.0, prox="norm", weight_decay=0.0)
+    assert not objective.prox_gradient(zero).any()
+    inference = LowLossSubspace(prox="norm", **ONE_STEP)
+    members = cohort(of, inference)
+    for federated, local in ((whole, zero), (zero, whole), (zero, zero)):
+        assert not objective.gradients(federated, local, federated, zero, zero).any()
+        pushed, free = (
+            mixing.train(inference, attrs.evolve(objective, nu=nu), of, members, federated, local)[
+                0
+            ]
+            for nu in (1.0, 0.0)
+        )
+        assert torch.equal(pushed, free)
 
 
 @pytest.mark.parametrize(
@@ -225,23 +252,25 @@ def test_a_cohort_computes_what_its_clients_compute_alone(options, sharing):
 def test_personalisation_starts_after_its_share_of_the_rounds():
     inference = LowLossSubspace(start=0.4, **SGD)
     of = attrs.evolve(problem(), rounds=5)
-    assert [inference.personal(of, number) for number in range(5)] == [False] * 2 + [True] * 3
+    assert [inference.personalises(of, number) for number in range(5)] == [False] * 2 + [True] * 3
     hundred = attrs.evolve(of, rounds=100)
-    assert LowLossSubspace(start=0.29).personal(hundred, 29)  # 0.29 * 100 < 29 in floating point
-    assert not LowLossSubspace(start=0.29).personal(hundred, 28)
-    assert not LowLossSubspace(start=1.0).personal(of, 99)
+    assert LowLossSubspace(start=0.29).personalises(
+        hundred, 29
+    )  # 0.29 * 100 < 29 in floating point
+    assert not LowLossSubspace(start=0.29).personalises(hundred, 28)
+    assert not LowLossSubspace(start=1.0).personalises(of, 99)
     for number, started in ((1, 0.0), (2, 1.0)):
         broadcast = first_broadcast(inference, of, number)
         memory = inference.fit(of, broadcast, cohort(of, inference, round=number)).memory
         assert memory["started"].tolist() == [started] * 3
-        assert bool(memory["local"].any()) == bool(started)
+        assert bool(memory["own.mean"].any()) == bool(started)
 
 
 def test_every_client_has_a_random_start_of_its_own_like_the_networks_own():
     of = problem(sizes=(6, 6))
     inference = LowLossSubspace(start=0.0, **SGD)
-    first = subspace.with_local_models(of, cohort(of, inference))["local"]
-    later = subspace.with_local_models(of, cohort(of, inference, round=4))["local"]
+    first = initial_local_models(of, cohort(of, inference))
+    later = initial_local_models(of, cohort(of, inference, round=4))
     assert torch.equal(first, later)
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], of.initial)
@@ -255,9 +284,9 @@ def test_held_out_samples_are_never_trained_on_and_stay_the_same():
     of = problem(sizes=(10, 5))
     inference = LowLossSubspace(start=0.0, validation_fraction=0.3, **SGD)
     members = cohort(of, inference)
-    seen, held = subspace.hold_out(inference, of, members)
+    seen, held = inference.hold_out(of, members)
     assert seen.sizes == (7, 4)
-    later = subspace.hold_out(inference, of, cohort(of, inference, round=6))[1]
+    later = inference.hold_out(of, cohort(of, inference, round=6))[1]
     assert all(torch.equal(one, two) for one, two in zip(held, later, strict=True))
     spoiled = members.x.clone()
     for row, rows in enumerate(held):
@@ -266,9 +295,9 @@ def test_held_out_samples_are_never_trained_on_and_stay_the_same():
     clean = inference.fit(of, broadcast, members)
     loud = inference.fit(of, broadcast, attrs.evolve(members, x=spoiled))
     assert torch.equal(clean.posterior.mean, loud.posterior.mean)
-    assert torch.equal(clean.memory["local"], loud.memory["local"])
+    assert torch.equal(clean.memory["own.mean"], loud.memory["own.mean"])
     fixed = attrs.evolve(inference, lambda_selection="fixed")
-    assert subspace.hold_out(fixed, of, members)[0].sizes == (10, 5)
+    assert fixed.hold_out(of, members)[0].sizes == (10, 5)
 
 
 def test_a_held_out_samples_loss_is_the_chance_to_miss_its_label():
@@ -287,14 +316,16 @@ def test_a_held_out_samples_loss_is_the_chance_to_miss_its_label():
 def test_of_lambdas_that_samples_cannot_tell_apart_the_expected_one_is_chosen():
     grid = torch.tensor(prediction.GRID, dtype=torch.float64)
     clear = (grid - 0.7).abs()[:, None].expand(-1, 20)  # every sample agrees
-    assert prediction.choose(clear) == 0.7
-    assert prediction.choose(torch.zeros(11, 5)) == 0.3  # of the grid, the nearest to 1/3
+    assert prediction.nearest_to_expected(clear) == 0.7
+    assert (
+        prediction.nearest_to_expected(torch.zeros(11, 5)) == 0.3
+    )  # of the grid, the nearest to 1/3
     # Lambda 0.8 gains 0.2 on three samples of five and loses 0.2 on two: by 0.04 on average, with
     # a standard error of 0.196 / sqrt(V). Five samples cannot tell; fifty can.
     gains = torch.zeros(11, 5, dtype=torch.float64)
     gains[8] = torch.tensor([0.2, -0.2, 0.2, -0.2, 0.2])
-    assert prediction.choose(0.5 - gains) == 0.3
-    assert prediction.choose(0.5 - gains.repeat(1, 10)) == 0.8
+    assert prediction.nearest_to_expected(0.5 - gains) == 0.3
+    assert prediction.nearest_to_expected(0.5 - gains.repeat(1, 10)) == 0.8
 
 
 def test_the_chosen_lambda_comes_from_the_held_out_samples_alone():
@@ -302,34 +333,34 @@ def test_the_chosen_lambda_comes_from_the_held_out_samples_alone():
     inference = LowLossSubspace(start=0.0, validation_fraction=0.5, **SGD)
     members = begun(of, inference)
     broadcast = first_broadcast(inference, of)
-    found = inference.personalise(of, broadcast, members, novel=False)["lambda"]
-    for row, rows in enumerate(subspace.hold_out(inference, of, members)[1]):
+    found = inference.personalise(of, broadcast, members)["chosen_lambda"]
+    for row, rows in enumerate(inference.hold_out(of, members)[1]):
         x, y = members.x[row, rows], members.y[row, rows]
         mixtures = [
-            (1 - at) * of.initial + at * members.memory["local"][row] for at in prediction.GRID
+            (1 - at) * of.initial + at * members.memory["own.mean"][row] for at in prediction.GRID
         ]
         missed = [prediction.losses(of, w, x, y) for w in mixtures]
-        assert float(found[row]) == prediction.choose(torch.stack(missed))
+        assert float(found[row]) == prediction.nearest_to_expected(torch.stack(missed))
     # A client's lambda follows its labels: those that only the local end predicts choose it.
-    sure = attrs.evolve(members, memory={**members.memory, "local": 50 * members.memory["local"]})
-    outputs = of.forward(sure.memory["local"], members.x)
+    sure = with_local(members, 50 * members.memory["own.mean"])
+    outputs = of.forward(sure.memory["own.mean"], members.x)
     told = attrs.evolve(sure, y=outputs.argmax(-1))
-    assert float(inference.personalise(of, broadcast, told, novel=False)["lambda"][0]) > 0
+    assert float(inference.personalise(of, broadcast, told)["chosen_lambda"][0]) > 0
 
 
 def test_predictions_are_those_of_the_mixture_and_ensembles_average_the_segment():
     of = problem(sizes=(6, 6))
     inference = LowLossSubspace(lambda_selection="fixed", fixed_lambda=0.3)
-    memory = begun(of, inference).memory
+    members, broadcast = begun(of, inference), first_broadcast(inference, of)
     x = of.train.x[:8].view(2, 4, 3)
-    start = Point(of.initial)
-    drawn = inference.predict(of, start, memory, x, []).draws
-    whole = 0.7 * of.initial + 0.3 * memory["local"]
+    drawn = inference.predict(of, broadcast, members, x).draws
+    whole = 0.7 * of.initial + 0.3 * members.memory["own.mean"]
     torch.testing.assert_close(drawn[:, 0], of.forward(whole, x).softmax(-1))
     ensemble = attrs.evolve(inference, lambda_selection="ensemble", ensemble_prior="uniform")
-    every = ensemble.predict(of, start, memory, x, [])
+    every = ensemble.predict(of, broadcast, members, x)
     assert every.draws.shape == (2, 11, 4, 2)
-    curve = inference.curves(of, start, memory, x, [])["lambda"]
+    assert isinstance(inference, Explorable)
+    curve = inference.curves(of, broadcast, members, x)["lambda"]
     assert list(curve) == list(prediction.GRID)
     for number, value in enumerate(curve.values()):
         torch.testing.assert_close(value.draws[:, 0], every.draws[:, number])
@@ -338,13 +369,14 @@ def test_predictions_are_those_of_the_mixture_and_ensembles_average_the_segment(
 def test_the_falling_prior_weighs_predictions_by_its_density():
     of = problem(sizes=(6, 6))
     inference = LowLossSubspace(lambda_selection="ensemble")
-    memory = begun(of, inference).memory
+    members = begun(of, inference)
     x = of.train.x[:8].view(2, 4, 3)
-    found = inference.predict(of, Point(of.initial), memory, x, []).draws
+    found = inference.predict(of, first_broadcast(inference, of), members, x).draws
     assert found.shape == (2, 11, 4, 2)
     fine = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     curves = [
-        of.forward(torch.lerp(of.initial, memory["local"], value), x).softmax(-1) for value in fine
+        of.forward(torch.lerp(of.initial, members.memory["own.mean"], value), x).softmax(-1)
+        for value in fine
     ]
     density = 2 * (1 - fine) / 1000
     expected = (density[:, None, None, None] * torch.stack(curves)).sum(0)
@@ -354,8 +386,8 @@ def test_the_falling_prior_weighs_predictions_by_its_density():
 def test_a_client_without_a_local_model_predicts_with_the_servers():
     of = problem(sizes=(6,))
     inference = LowLossSubspace(fixed_lambda=1.0, lambda_selection="fixed")
-    memory = cohort(of, inference).memory
-    found = inference.predict(of, Point(of.initial), memory, of.train.x[None], []).draws[0, 0]
+    broadcast, members = first_broadcast(inference, of), cohort(of, inference)
+    found = inference.predict(of, broadcast, members, of.train.x[None]).draws[0, 0]
     torch.testing.assert_close(found, of.forward(of.initial[None], of.train.x[None])[0].softmax(-1))
 
 
@@ -365,11 +397,11 @@ def test_a_novel_client_starts_from_the_servers_model():
     inference = LowLossSubspace(**ONE_STEP | {"lr": 1e-9}, **options)
     server = Point(of.initial + 0.2)
     members = cohort(of, inference, [1])
-    memory = inference.personalise(of, Broadcast(3, server, server), members, novel=True)
-    torch.testing.assert_close(memory["local"][0], server.mean, rtol=0, atol=1e-6)
+    memory = inference.personalise(of, Broadcast(3, server, server), members)
+    torch.testing.assert_close(memory["own.mean"][0], server.mean, rtol=0, atol=1e-6)
     learned = attrs.evolve(inference, lr=0.1)
-    moved = learned.personalise(of, Broadcast(3, server, server), members, novel=True)
-    assert not torch.allclose(moved["local"][0], server.mean)
+    moved = learned.personalise(of, Broadcast(3, server, server), members)
+    assert not torch.allclose(moved["own.mean"][0], server.mean)
 
 
 def test_what_travels_costs_what_fedavg_costs():
@@ -384,7 +416,7 @@ def test_what_travels_costs_what_fedavg_costs():
 def test_local_models_stay_with_their_clients():
     of = attrs.evolve(problem(), rounds=3)
     _, memories = train(LowLossSubspace(start=0.3, **SGD), of)
-    locals_ = torch.stack([memories[client]["local"] for client in of.clients])
+    locals_ = torch.stack([memories[client]["own.mean"] for client in of.clients])
     assert len(locals_.unique(dim=0)) == 3
 
 
