@@ -137,7 +137,7 @@ def draw_layers(path: Path) -> None:
         save(figure, path)
 
 
-Step = tuple[int, str, str]  # depth, module, function
+Step = tuple[str, str]  # module, function
 
 
 def way_of_a_posterior() -> list[Step]:
@@ -149,7 +149,6 @@ def way_of_a_posterior() -> list[Step]:
     from bflcore.testing.problems import problem
 
     steps: list[Step] = []
-    depth = [0]
 
     def carries(frame: FrameType) -> bool:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
@@ -171,11 +170,10 @@ def way_of_a_posterior() -> list[Step]:
         if not module.startswith("bflcore.") or hidden or module.endswith(".posteriors"):
             return
         if event == "call" and carries(frame):
-            step = (0, module.removeprefix("bflcore."), name)
+            step = (module.removeprefix("bflcore."), name)
             if step not in steps:
                 steps.append(step)
 
-    del depth
     run = one_round(problem())
     with torch.random.fork_rng():
         sys.setprofile(watch)
@@ -203,7 +201,7 @@ def one_round(of: Any) -> Any:
 
 def way_lines(way: list[Step]) -> list[str]:
     """Return the way as text: module and function."""
-    width = max(len(module) for _, module, _ in way) + 2
+    width = max(len(module) for module, _ in way) + 2
     return [
         f"{number:>2}  {module:<{width}}{name}" for number, (_, module, name) in enumerate(way, 1)
     ]
@@ -219,7 +217,7 @@ def draw_way(way: list[Step], path: Path) -> None:
         ]
         return known[0] if known else -1
 
-    modules = sorted({module for _, module, _ in way}, key=lambda m: (-height(m), m))
+    modules = sorted({module for module, _ in way}, key=lambda m: (-height(m), m))
     place = {module: i for i, module in enumerate(modules)}
     with mpl.rc_context(STYLE):
         figure = Figure(
@@ -229,11 +227,11 @@ def draw_way(way: list[Step], path: Path) -> None:
         for module, x in place.items():
             axis.axvline(x, color=GREY, lw=0.5, zorder=0)
             axis.text(x, 0.2, module, rotation=40, ha="left", va="bottom", color=INK)
-        xs = [place[module] for _, module, _ in way]
+        xs = [place[module] for module, _ in way]
         ys = [-(i + 1) for i in range(len(way))]
         axis.plot(xs, ys, "-", color=BLUE, lw=1.2, alpha=0.5)
         axis.plot(xs, ys, "o", color=BLUE, ms=4)
-        for (_, _, name), x, y in zip(way, xs, ys, strict=True):
+        for (_, name), x, y in zip(way, xs, ys, strict=True):
             axis.annotate(name, (x, y), (5, 2), textcoords="offset points", color=INK, fontsize=7)
         axis.set(xlim=(-0.5, len(modules) + 0.8), ylim=(-len(way) - 1, 3.2))
         axis.axis("off")

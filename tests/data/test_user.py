@@ -54,7 +54,7 @@ NAN[4, 1] = np.nan
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "both must be the same"),
         (
             {"x": X, "y": X, "x_test": X, "y_test": X[:, :1]},
-            "samples of y .* both must be the same",
+            "samples of y .* must be the same",
         ),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y has type int64, y_test has float64"),
         ({"x": X.astype("u1"), "y": Y, "x_test": X, "y_test": Y}, "x has type uint8, x_test"),
