@@ -121,7 +121,7 @@ def test_the_servers_other_state_is_kept():
 def test_a_fit_that_fails_is_one_line():
     of, inference = problem(), Map(**OPTIONS)
     of.train.x.fill_(float("nan"))
-    with pytest.raises(RunError, match="--pretrain: inference map gave no usable result on the 7 "):
+    with pytest.raises(RunError, match="--pretrain: inference map gave no valid result on the 7 "):
         pretrain(recipe(inference), of, first(inference, of), 0.5)
 
 

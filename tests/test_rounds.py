@@ -203,18 +203,18 @@ def test_a_zero_variance_passes_the_screen():
     assert done.replied == (0,)
 
 
-def test_too_few_usable_results_end_the_run_and_say_why():
+def test_too_few_valid_results_end_the_run_and_say_why():
     replies = [reply([0], GOOD[[0]]), *(ClientError(k, "fit", "out of memory") for k in (1, 2, 3))]
     with pytest.raises(RunError) as failure:
         run(replies, min_clients=2)
     message = str(failure.value)
-    assert message.startswith("round 3: 1 of 4 clients gave a usable result, 2 are needed")
+    assert message.startswith("round 3: 1 of 4 clients gave a valid result, 2 are needed")
     assert "--min-clients" in message
     assert "client 3 failed in fit: out of memory" in message
     assert "\n" not in message
 
 
-def test_just_enough_usable_results_are_enough():
+def test_just_enough_valid_results_are_enough():
     done, _ = run([reply([0, 1], GOOD[[0, 1]]), ClientError(2, "fit", "late")], min_clients=2)
     assert done.replied == (0, 1)
 
@@ -406,8 +406,8 @@ class Reporting(Average):
 
     name = "reporting"
 
-    def report(self, total, prior):
-        return {"parameters": float(len(total["mean"]))}
+    def report(self, state):
+        return {"parameters": float(len(state.tensors["mean"]))}
 
 
 @pytest.mark.parametrize("weighting", [Examples(), NotLocal()])

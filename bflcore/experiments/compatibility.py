@@ -41,18 +41,13 @@ def check(
 
 
 def ignored(aggregator: Aggregator, explicit_weighting: str | None) -> str:
-    """Say that a weighting which the user asked for does not count, or return ``""``.
+    """Return a note that a weighting which the user asked for does not count, or ``""``.
 
     `explicit_weighting` is its name where the user gave one, None where it is a default.
     """
     if explicit_weighting is None or aggregator.weighs:
         return ""
-    why = (
-        "every client's evidence counts in full"
-        if "adds-evidence" in aggregator.tags
-        else "clients could lie about theirs"
-    )
     return (
         f"note: --weighting {explicit_weighting} does not change the fusion: aggregator "
-        f"{aggregator.name} ignores weights ({why}); bfl list aggregator shows others"
+        f"{aggregator.name} ignores weights ({aggregator.ignores_weights_because}); bfl list aggregator shows others"
     )

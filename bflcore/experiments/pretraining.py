@@ -17,7 +17,6 @@ import torch
 from bflcore.engines.client import fit_clients
 from bflcore.engines.screening import screen
 from bflcore.errors import ClientError, RunError
-from bflcore.hyper import Continual
 from bflcore.problem.base import Shares
 from bflcore.randomness import SERVER, stream
 from bflcore.rounds import Recipe
@@ -44,8 +43,8 @@ def pretrain(
 ) -> tuple[Broadcast, float]:
     """Return the first broadcast with what the pooled samples taught, and the training loss.
 
-    A variance of zero becomes in the prior what `Continual`, the run's own if it has one, makes
-    of it. Raises `RunError` when the inference fails on the pooled samples.
+    See `HyperUpdate.after_pretraining`. Raises `RunError` when the inference fails on the pooled
+    samples.
     """
     pool, inference = pooled(problem, fraction), recipe.inference
     # Fitted as the server's own client, whose draws are nobody else's; the only share is the last.
@@ -53,11 +52,8 @@ def pretrain(
     (result,) = screen(reply, broadcast)
     if isinstance(result, ClientError):
         raise RunError(
-            f"--pretrain: inference {inference.name} gave no usable result on the "
+            f"--pretrain: inference {inference.name} gave no valid result on the "
             f"{pool.train.size(SERVER)} pooled samples: {result.reason}"
         )
-    continual = recipe.hyper
-    if not isinstance(continual, Continual):
-        continual = Continual()  # type: ignore[call-arg]  # mypy misses a default by position
-    following = continual.update(broadcast, result.posterior[0], {})
-    return attrs.evolve(following, round=broadcast.round), float(result.loss[0])
+    following = recipe.hyper.after_pretraining(broadcast, result.posterior[0])
+    return following, float(result.loss[0])

@@ -33,7 +33,7 @@ def execute(
     A directory with a checkpoint goes on from there, bit for bit. `progress` is called after
     each round with its number, its training loss, and the record of its evaluation if there was
     one; pre-training is round 0. `session`: clients that are at work already, in place of those
-    that the experiment's engine would start. Raises `RunError` when too few clients gave a usable
+    that the experiment's engine would start. Raises `RunError` when too few clients give a valid
     result, or when the checkpoint cannot be read or written.
     """
     with directory.held(), directory.checkpoints as checkpoints:
@@ -77,7 +77,9 @@ class Run:
                 clients = sample_cohort(
                     problem.clients, run.cohort or len(problem.clients), run.seed, number - 1
                 )
-                done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients)
+                done = run_round(
+                    self.recipe, session, self.broadcast, clients, run.min_clients, run.block
+                )
                 self.broadcast = done.broadcast
                 self.summary.count(number, done)
                 record = None

@@ -45,7 +45,7 @@ def test_every_check_has_a_method_that_fails_it():
         ("Names an update of another family", "empirical-bayes"),
         ("Sets an option that its part has not", "inference.tempo"),
         ("Sets an option to nonsense", "inference.anchor: -1.0 is not allowed"),
-        ("Explodes", "0 of 3 clients gave a usable result"),
+        ("Explodes", "0 of 3 clients gave a valid result"),
     ],
 )
 def test_the_reason_is_the_message_that_a_user_would_see(mistake, said):
