@@ -67,7 +67,9 @@ class State:
 
         A family whose fields differ in shape is not divided: all of it is one chunk, ``...``.
         """
-        divisible = all(field.shape == self.prior.mean.shape for field in self.prior.pack().values())
+        divisible = all(
+            field.shape == self.prior.mean.shape for field in self.prior.pack().values()
+        )
         where = slices(len(self.prior.mean), COORDINATES) if divisible else (...,)
         for chunk in where:
             tensors = {n: one[chunk] if one.ndim else one for n, one in self.tensors.items()}

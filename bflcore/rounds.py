@@ -81,7 +81,9 @@ class Sums:
     state: State
     hyper: Statistics = attrs.field(factory=dict)
 
-    def add(self, rule: Aggregator, result: LocalResult, weights: Tensor, hyper: Statistics) -> Sums:
+    def add(
+        self, rule: Aggregator, result: LocalResult, weights: Tensor, hyper: Statistics
+    ) -> Sums:
         """Return the sums with one more client in them; `self` may be overwritten."""
         state = rule.add(self.state, result.posterior, weights)
         return Sums(state, add_sums(self.hyper, hyper))

@@ -27,9 +27,7 @@ class RunSettings(Component):
     )
     cohort: int = option(0, "clients drawn each round; 0: all", at_least=0)
     share: str = option("all", "coordinates that travel", choices=SHARING)
-    min_clients: int = option(
-        1, "minimum number of valid client results per round", at_least=1
-    )
+    min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
     block: int = option(32, "clients whose results are summed first", at_least=1)
     drop_out: float = option(
         0.0, "simulated: chance that a client never replies in a round", at_least=0, at_most=1

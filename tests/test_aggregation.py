@@ -279,7 +279,9 @@ class Last(Aggregator):
 
 
 @each_family
-@pytest.mark.parametrize("tree", [(((0,), (1,)), ((2,), (3,))), ((0,), ((1, 2), (3,))), (0, 1, 2, 3)])
+@pytest.mark.parametrize(
+    "tree", [(((0,), (1,)), ((2,), (3,))), ((0,), ((1, 2), (3,))), (0, 1, 2, 3)]
+)
 def test_a_rule_that_collects_is_given_everybody_in_order(family, tree):
     posteriors, prior = clients(family)
     rule = Last()
