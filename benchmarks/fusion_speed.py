@@ -25,7 +25,7 @@ ORDER_STATISTICS = "none: it sorts"
 
 
 def main() -> None:
-    """Print a line of memory a rule that streams, then a line of speed a rule."""
+    """Print a line of memory per rule that streams, then a line of speed per rule."""
     torch.set_num_threads(1)
     parts = [part for part in load_registry().aggregators.values() if "gaussian" in part.families]
     for part in parts:  # first: a process inherits the peak of the one that starts it
@@ -73,19 +73,19 @@ def memory(name: str) -> None:
 
 
 def stream(name: str) -> float:
-    """Fuse clients one by one, as the round loop does; return the rise of the peak."""
+    """Fuse clients one by one, as within a block of a round; return the rise of the peak."""
     torch.set_num_threads(1)
     rule = load_registry().aggregators[name]()
     weight = torch.ones(1, dtype=torch.float64)
     small, prior = gaussian(1, 10), gaussian(PARAMETERS)
-    rule.decode(rule.accumulate({}, small, weight, small[0]), small[0])  # loads what it imports
+    rule.finish(rule.add(rule.start(small[0]), small, weight))  # loads what it imports
     before = peak()
-    total: dict[str, torch.Tensor] = {}
+    state = rule.start(prior)
     for _ in range(MANY):
         client = prior.map(lambda tensor: tensor[None] * 0.99)
-        total = rule.accumulate(total, client, weight, prior)
+        state = rule.add(state, client, weight)
         del client
-    rule.decode(total, prior)
+    rule.finish(state)
     return (peak() - before) / sum(tensor.nbytes for tensor in prior.pack().values())
 
 

@@ -22,7 +22,7 @@ def final(arguments: argparse.Namespace, seed: int, noise: float) -> tuple[bool,
     """Return whether every round's posterior was valid, and the last error."""
     run = prepared(arguments, "em-tdamp", seed, noise=noise)
     posteriors = [posterior for posterior, _ in train(run, arguments.rounds)]
-    valid = not any(posterior.fault() for posterior in posteriors)
+    valid = not any(posterior.invalid() for posterior in posteriors)
     return valid, error(figures(run, posteriors[-1])) if valid else float("nan")
 
 

@@ -1,56 +1,97 @@
-"""Aggregation: how K posteriors become one, and how much each client counts.
+"""Aggregation: how K posteriors become one.
 
-Most fusion rules are *encode, sum, decode*: an `AdditiveAggregator` states the two ends and gets
-streaming in memory independent of K, any tree of partial sums, and independence of order.
+A rule takes clients in one after the other: ``start(prior)``, ``add(state, posteriors, weights)`` as
+often as there are clients, ``finish(state)``. What it holds in between is a `State`, which a worker
+or an edge server can send in place of its clients' posteriors: states of neighbouring clients
+`merge`.
+
+A plain `Aggregator` collects its clients and fuses them at the end. Most rules are *encode, sum,
+decode*: an `AdditiveAggregator` states the two ends and gets streaming in memory independent of K,
+any tree of partial sums, and independence of order.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, ClassVar
 
+import attrs
+
 from bflcore.errors import OptionError
+from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
-from bflcore.posteriors import Gaussian, Point, Posterior
+from bflcore.posteriors import Posterior
 from bflcore.weighting import check_weights
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
+else:
+    torch = lazy("torch")
 
 __all__ = [
     "AdditiveAggregator",
     "Aggregator",
     "Average",
     "CoordinatewiseAggregator",
+    "State",
     "Statistics",
-    "block_by_block",
-    "blocks",
+    "add_sums",
     "check_posteriors",
+    "slices",
     "weighted_sum",
 ]
 
 Statistics = dict[str, "Tensor"]
 
-# The fusion loop takes this many coordinates of this many clients at a time: 4 MB in float32, so
-# that what is computed from a block is computed in cache.
+# This many coordinates of this many clients are added at a time: 4 MB in float32, so that what is
+# computed from them is computed in cache.
 COORDINATES, CLIENTS = 16_384, 64
 
 
-class Aggregator(Component, abc.ABC):
-    """Base of fusion rules.
+@attrs.frozen(eq=False)
+class State:
+    """What a rule holds of the clients that it has taken in.
 
-    Laws (`tests/laws`): the order of clients never matters, and ``fuse([q]) == q``.
+    `tensors` is all that a worker or an edge server has to send: the prior ``[P]`` is part of the
+    broadcast, and ``State(prior, tensors)`` at the receiver is the same state.
+    """
+
+    prior: Posterior
+    tensors: Statistics = attrs.field(factory=dict)
+
+    def chunks(self) -> Iterator[tuple[slice | EllipsisType, State]]:
+        """Yield the state over some coordinates after another (views; scalars as they are).
+
+        A family whose fields differ in shape is not divided: all of it is one chunk, ``...``.
+        """
+        divisible = all(
+            field.shape == self.prior.mean.shape for field in self.prior.pack().values()
+        )
+        where = slices(len(self.prior.mean), COORDINATES) if divisible else (...,)
+        for chunk in where:
+            tensors = {n: one[chunk] if one.ndim else one for n, one in self.tensors.items()}
+            yield chunk, State(self.prior[chunk], tensors)
+
+
+class Aggregator(Component, abc.ABC):
+    """Base of fusion rules; a rule that needs all posteriors at once implements `fuse`.
+
+    Laws (`bflcore.testing.aggregation_laws`): the order of clients never matters, nor in which
+    groups they are added and merged, and ``fuse([q]) == q``.
     """
 
     kind: ClassVar[str] = "aggregator"
     families: ClassVar[tuple[str, ...]]  # posterior families the rule can fuse; empty: any
+    weighs: ClassVar[bool] = True  # whether clients' weights matter
+    ignores_weights_because: ClassVar[str] = ""  # the reason, of a rule that does not weigh
     # Laws claimed, checked by `bflcore.testing.aggregation_laws`:
     # pools             the scale of weights is nothing, a client of weight zero is absent
     # adds-evidence     weights are ignored: every client's knowledge counts in full
     # robust            weights are ignored, and a minority of liars cannot move the result far
-    # additive          any tree of partial sums gives the same
+    # additive          the state does not grow with the number of clients
     # keeps-variance    identical clients give their common variance
     # shrinks-variance  K identical clients of equal weight give a K-th of it
     # adds-precision    where a client is certain (variance 0), the certain ones decide
@@ -58,11 +99,6 @@ class Aggregator(Component, abc.ABC):
     # mixture           the variance of the means is part of the fused variance
     # subtracts-prior   what the clients share through their prior counts once
     tags: ClassVar[frozenset[str]] = frozenset()
-
-    @property
-    def weighs(self) -> bool:
-        """Whether weights matter; rules that add evidence and robust rules ignore them."""
-        return not self.tags & {"adds-evidence", "robust"}
 
     @abc.abstractmethod
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
@@ -74,8 +110,46 @@ class Aggregator(Component, abc.ABC):
         variances below zero.
         """
 
+    def start(self, prior: Posterior) -> State:
+        """Return the state of no clients."""
+        return State(prior)
+
+    def add(self, state: State, posteriors: Posterior, weights: Tensor) -> State:
+        """Return the state with more clients ``[K, P]`` in it; `state` may be overwritten.
+
+        By default they are kept as they are, named by the order in which they came.
+        """
+        fields = {**posteriors.pack("posterior."), "weights": weights}
+        added = {f"0.{name}": tensor for name, tensor in fields.items()}
+        return self.merge(state, State(state.prior, added))
+
+    def merge(self, left: State, right: State) -> State:
+        """Combine the states of neighbouring clients, `left` those that come first."""
+        first = _count_collected(left)
+        merged = dict(left.tensors)
+        for name, tensor in right.tensors.items():
+            number, _, field = name.partition(".")
+            merged[f"{first + int(number)}.{field}"] = tensor
+        return State(left.prior, merged)
+
+    def finish(self, state: State) -> Posterior:
+        """Return the fused posterior ``[P]``, in the prior's dtype."""
+        numbers = range(_count_collected(state))
+
+        def collect(field: str) -> Tensor:
+            return torch.cat([state.tensors[f"{number}.{field}"] for number in numbers])
+
+        posteriors = type(state.prior).unpack(
+            {name: collect(f"posterior.{name}") for name in state.prior.pack()}
+        )
+        return self.fuse(posteriors, collect("weights"), state.prior)
+
+    def report(self, state: State) -> dict[str, float]:
+        """Return numbers about a fusion that its user should know, by name; by default none."""
+        return {}
+
     def check(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> None:
-        """Refuse weights that make no sense, and posteriors of another family."""
+        """Raise if weights make no sense or a posterior is of another family."""
         check_weights(weights, len(posteriors.mean))
         known = not self.families or posteriors.name in self.families
         if type(posteriors) is not type(prior) or not known:
@@ -85,153 +159,137 @@ class Aggregator(Component, abc.ABC):
             )
 
 
-class AdditiveAggregator(Aggregator):
-    """Base of rules that are a sum in the right coordinates.
+def _count_collected(state: State) -> int:
+    return len(state.tensors) // (len(state.prior.pack()) + 1)
 
-    Law: ``fuse(q) == decode(merge(encode(q[:i]), encode(q[i:])))`` for every i.
+
+class AdditiveAggregator(Aggregator):
+    """Base of rules that are a sum in the right coordinates: a rule states `encode` and `decode`.
+
+    Law: ``fuse(q) == decode(combine(encode(q[:i]), encode(q[i:])))`` for every i.
     """
 
     @abc.abstractmethod
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Return the sufficient sums over clients ``[P]``, in float64."""
 
-    def merge(self, left: Statistics, right: Statistics) -> Statistics:
-        """Combine two partial sums; a sum that only one of them has is zero in the other."""
-        return {
-            name: left[name] + right[name] if name in left and name in right else one
-            for name, one in (left | right).items()
-        }
-
-    def accumulate(
-        self, total: Statistics, posteriors: Posterior, weights: Tensor, prior: Posterior
-    ) -> Statistics:
-        """Return `total` (empty at first) with more clients in it; `total` may be changed."""
-        encoded = self.encode(posteriors, weights, prior)
-        return self.merge(total, encoded) if total else encoded
-
     @abc.abstractmethod
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Return the fused posterior ``[P]``, in the prior's dtype."""
 
-    def report(self, total: Statistics, prior: Posterior) -> dict[str, float]:
-        """Return figures of a fusion that its user should know of, by name; by default none."""
-        return {}
+    def combine(self, left: Statistics, right: Statistics) -> Statistics:
+        """Combine two sums; by default they are added."""
+        return add_sums(left, right)
+
+    def add(self, state: State, posteriors: Posterior, weights: Tensor) -> State:
+        """Encode the clients and add them to the sums."""
+        encoded = self.encode(posteriors, weights, state.prior)
+        return self.merge(state, State(state.prior, encoded))
+
+    def merge(self, left: State, right: State) -> State:
+        """Combine the sums of neighbouring clients; those of no clients are nothing."""
+        if not left.tensors or not right.tensors:
+            return left if left.tensors else right
+        return State(left.prior, self.combine(left.tensors, right.tensors))
+
+    def finish(self, state: State) -> Posterior:
+        """Decode the sums."""
+        return self.decode(state.tensors, state.prior)
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Encode, sum, decode."""
         self.check(posteriors, weights, prior)
-        return self.decode(self.encode(posteriors, weights, prior), prior)
+        return self.finish(self.add(self.start(prior), posteriors, weights))
 
 
 class CoordinatewiseAggregator(AdditiveAggregator):
     """Base of additive rules that fuse every coordinate alone.
 
-    A rule states the sums of a block and what is fused of them; the loops over blocks are here,
-    once. Within a block numbers keep the clients' dtype, from block to block sums are float64:
-    float32 results are right to a few roundings whatever K is, and no copy of the posteriors in
-    float64 is ever made. Adding a client and decoding a total need no memory beyond a block.
+    `encode` and `decode` are called with some of the coordinates and some of the clients at a time;
+    the loops are here, once. `encode` gets weights ``[K]`` in float64 and sums in the clients'
+    dtype (`weighted_sum`), the sums themselves are float64: float32 results are right to a few
+    roundings whatever K is, and no copy of the posteriors in float64 is ever made. `decode` may
+    return any dtype. Neither needs memory beyond a chunk.
     """
 
-    @abc.abstractmethod
-    def sums(self, weights: Tensor, *fields: Tensor) -> Statistics:
-        """Return sums over the clients of a block, each ``[B]`` or a scalar, in float64.
-
-        `weights` ``[K]`` in float64; `fields` ``[K, B]`` are the posterior's, in order, the mean
-        as its difference from the prior's. `weighted_sum` sums a field. The differences are
-        scratch, to be overwritten freely; the other fields are the clients' own.
-        """
-
-    @abc.abstractmethod
-    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Return the fused posterior of a block ``[B]`` from its sums, in any dtype."""
-
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Decode block by block."""
-        fused = prior.map(lambda tensor: tensor.new_empty(tensor.shape))
-        packed = fused.pack()
-        for part, sums, origin in block_by_block(total, prior):
-            for name, tensor in self.fused(sums, origin).pack().items():
-                packed[name][part] = tensor
-        return fused
-
-    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum block by block."""
-        return self.accumulate({}, posteriors, weights, prior)
-
-    def accumulate(
-        self, total: Statistics, posteriors: Posterior, weights: Tensor, prior: Posterior
-    ) -> Statistics:
-        """Add clients to `total`, block by block and in place."""
-        packed = posteriors.pack()
-        mean, others = packed.pop("mean"), tuple(packed.values())
-        vectors = {name: tensor for name, tensor in total.items() if tensor.ndim}
-        scalars = {name: tensor for name, tensor in total.items() if not tensor.ndim}
-        after, sound = dict(scalars), True
-        for part in blocks(mean.shape[1], COORDINATES):
-            sums = scalars | {name: vectors[name][part] for name in vectors} if scalars else {}
-            for rows in blocks(len(mean), CLIENTS):
-                shift = mean[rows, part] - prior.mean[part]
-                rest = [field[rows, part] for field in others]
-                sound &= all(_is_sound(field) for field in rest)
-                block = self.sums(weights[rows].double(), shift, *rest)
-                sums = self.merge(sums, block) if sums else block
-            sound &= all(bool(value.sum().isfinite()) for value in sums.values())
-            for name, value in sums.items():
-                if not value.ndim:
-                    after[name] = value
-                    continue
-                if name not in vectors:
-                    vectors[name] = value.new_zeros(mean.shape[1])
-                vectors[name][part] = value
+    def add(self, state: State, posteriors: Posterior, weights: Tensor) -> State:
+        """Add clients to the sums, chunk by chunk and in place."""
+        tensors, sound = dict(state.tensors), True
+        for chunk, part in state.chunks():
+            for rows in slices(len(weights), CLIENTS):
+                few = posteriors[rows, chunk]
+                sound &= _is_sound(few)
+                sums = self.encode(few, weights[rows].double(), part.prior)
+                part = self.merge(part, State(part.prior, sums))
+            for name, value in part.tensors.items():
+                sound &= bool(value.sum().isfinite())
+                if value.ndim and name not in tensors:
+                    whole = value.shape if chunk is ... else state.prior.mean.shape
+                    tensors[name] = value.new_zeros(whole)
+                if value.ndim:
+                    tensors[name][chunk] = value
+                else:
+                    tensors[name] = value
         if not sound:  # seldom: only now is it worth a look at every client
             check_posteriors(posteriors)
-        return after | vectors
+        return State(state.prior, tensors)
+
+    def finish(self, state: State) -> Posterior:
+        """Decode chunk by chunk."""
+        fused = state.prior.map(lambda tensor: tensor.new_empty(tensor.shape))
+        packed = fused.pack()
+        for chunk, part in state.chunks():
+            for name, tensor in self.decode(part.tensors, part.prior).pack().items():
+                packed[name][chunk] = tensor
+        return fused
 
 
-def _is_sound(block: Tensor) -> bool:
-    """Return False where a block holds NaN or a number below zero: one pass, in cache.
+def _is_sound(posteriors: Posterior) -> bool:
+    """Return False where a variance is NaN or below zero: one pass, in cache.
 
-    Infinity shows in the sums, but for an infinite variance among precisions: it counts nothing.
+    Other values that are not finite show in the sums; an infinite variance among precisions counts
+    nothing.
     """
-    return not block.numel() or bool(block.amin() >= 0)
+    variance = posteriors.pack().get("variance")
+    return variance is None or not variance.numel() or bool(variance.amin() >= 0)
 
 
-def blocks(length: int, size: int) -> Iterator[slice]:
+def slices(length: int, size: int) -> Iterator[slice]:
     """Yield slices of at most `size` that cover `length`; of nothing, one empty slice."""
     for first in range(0, max(length, 1), size):
         yield slice(first, min(first + size, length))
 
 
-def block_by_block(
-    total: Statistics, prior: Posterior
-) -> Iterator[tuple[slice, Statistics, Posterior]]:
-    """Yield every block's coordinates, its sums (views; scalars as they are) and its prior."""
-    for part in blocks(len(prior.mean), COORDINATES):
-        sums = {name: one[part] if one.ndim else one for name, one in total.items()}
-        yield part, sums, prior[part]
+def add_sums(left: Statistics, right: Statistics) -> Statistics:
+    """Add sums by name; a sum that only one side has is zero in the other."""
+    return {
+        name: left[name] + right[name] if name in left and name in right else one
+        for name, one in (left | right).items()
+    }
 
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """Return sum_k w_k values_k ``[B]`` in float64; `weights` ``[K]``, `values` ``[K, B]``.
+    """Return sum_k w_k values_k ``[...]`` in float64; `weights` ``[K]``, `values` ``[K, ...]``.
 
     Weights are scaled to at most 1 before they take the dtype of `values`: they may be as small
     or as large as float64 allows.
     """
-    largest = weights.max()
+    largest, shape = weights.max(), values.shape[1:]
     if not bool(largest > 0):
-        return values.new_zeros(values.shape[1:]).double()
-    return ((weights / largest).to(values.dtype) @ values).double().mul_(largest)
+        return values.new_zeros(shape).double()
+    scaled = (weights / largest).to(values.dtype)
+    return (scaled @ values.flatten(1)).double().mul_(largest).view(shape)
 
 
 def check_posteriors(posteriors: Posterior, names: Sequence[int] = ()) -> None:
-    """Refuse posteriors ``[K, P]`` of which one is none (see `Posterior.fault`).
+    """Raise if a client's posterior ``[K, P]`` is invalid (see `Posterior.invalid`).
 
     `names` are the clients' ids, for the message; by default their rows.
     """
     for row, client in enumerate(names or range(len(posteriors.mean))):
-        if fault := posteriors[row].fault():
+        if reason := posteriors[row].invalid():
             raise OptionError(
-                f"posteriors: client {client}'s {fault}; allowed: finite numbers, variances >= 0; "
+                f"posteriors: client {client}'s {reason}; allowed: finite numbers, variances >= 0; "
                 "leave the client out (the round loop does)"
             )
 
@@ -241,8 +299,8 @@ class Average(CoordinatewiseAggregator):
     """Average the posteriors' parameters (naive weighted average).
 
     mean = sum w mu, variance = sum w s with weights that sum to one; with ``on = "std"`` standard
-    deviations are averaged instead of variances (BPFed, Algorithm 1). Of other families every
-    field is averaged, whatever its length.
+    deviations are averaged instead of variances (BPFed, Algorithm 1). Every other field of a
+    family is averaged as it is.
     """
 
     name = "average"
@@ -253,41 +311,21 @@ class Average(CoordinatewiseAggregator):
 
     on: str = option("variance", "what is averaged beside the mean", choices=("variance", "std"))
 
-    def accumulate(
-        self, total: Statistics, posteriors: Posterior, weights: Tensor, prior: Posterior
-    ) -> Statistics:
-        """Add clients to `total`: coordinate by coordinate, or field by field."""
-        if isinstance(prior, Gaussian | Point):
-            return super().accumulate(total, posteriors, weights, prior)
-        w = weights.double()
-        sums = {
-            name: weighted_sum(w, field.double().flatten(1)).view(field.shape[1:])
-            for name, field in posteriors.pack().items()
-        }
-        return self.merge(total, {**sums, "weight": w.sum()})
+    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
+        """Sum w, w (mu - mu_0), w s or w sqrt(s), and w times any other field."""
+        fields = posteriors.pack()
+        if "mean" in fields:
+            fields["mean"] = fields["mean"] - prior.mean
+        if "variance" in fields and self.on == "std":
+            fields["variance"] = fields["variance"].sqrt()
+        sums = {name: weighted_sum(weights, field) for name, field in fields.items()}
+        return {**sums, "weight": weights.sum()}
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Return the averages in the prior's dtype."""
-        if isinstance(prior, Gaussian | Point):
-            return super().decode(total, prior)
-        dtypes = {name: field.dtype for name, field in prior.pack().items()}
-        return prior.unpack(
-            {name: (total[name] / total["weight"]).to(dtypes[name]) for name in dtypes}
-        )
-
-    def sums(self, weights: Tensor, *fields: Tensor) -> Statistics:
-        """Sum w, w (mu - mu_0), and w s or w sqrt(s)."""
-        shift, *rest = fields
-        sums = {"weight": weights.sum(), "mean": weighted_sum(weights, shift)}
-        if rest:
-            spread = rest[0] if self.on == "variance" else rest[0].sqrt()
-            sums["spread"] = weighted_sum(weights, spread)
-        return sums
-
-    def fused(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide by the sum of weights."""
-        mean = total["mean"] / total["weight"] + prior.mean
-        if not isinstance(prior, Gaussian):
-            return type(prior).unpack({"mean": mean})
-        spread = total["spread"] / total["weight"]
-        return Gaussian(mean, spread if self.on == "variance" else spread.square())
+        fields = {name: total[name] / total["weight"] for name in prior.pack()}
+        if "mean" in fields:
+            fields["mean"] = fields["mean"] + prior.mean
+        if "variance" in fields and self.on == "std":
+            fields["variance"] = fields["variance"].square()
+        return prior.unpack(fields)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, ClassVar
 
+import attrs
+
 from bflcore.aggregation import Statistics
 from bflcore.messages import Broadcast
 from bflcore.options import Component, component, option
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from bflcore.posteriors import Posterior
 
 __all__ = ["Accumulate", "Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
+
+# What a fused variance of zero becomes in the prior (alpha of Chen et al. 2024, FedSI).
+ZERO_VARIANCE = 1e-4
 
 
 class HyperUpdate(Component, abc.ABC):
@@ -40,14 +45,23 @@ class HyperUpdate(Component, abc.ABC):
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Return the next round's broadcast; `total` is the sum of all `summarise`."""
 
+    def after_pretraining(self, broadcast: Broadcast, learned: Posterior) -> Broadcast:
+        """Return the first broadcast of a run that begins with pre-training.
+
+        By default what was learned is start and prior, its variances of zero are `ZERO_VARIANCE`
+        in the prior.
+        """
+        prior = _replace_zero_variances(learned, ZERO_VARIANCE)
+        return attrs.evolve(broadcast, start=learned, prior=prior)
+
 
 @component
 class Fixed(HyperUpdate):
-    """Keep the first prior for ever; training still starts from the fused posterior."""
+    """Keep the initial prior; training still starts from the fused posterior."""
 
     name = "fixed"
     reference = "Fischer et al. 2024, section on priors"
-    families = ()  # any: priors are not looked into
+    families = ()  # any: priors are passed on
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace the start only."""
@@ -56,7 +70,7 @@ class Fixed(HyperUpdate):
 
 @component
 class Accumulate(HyperUpdate):
-    """Keep the first prior, and add what clients send beside their posteriors to what it was.
+    """Keep the initial prior; add the clients' statistics to the server state.
 
     Every statistic is summed over the clients, unweighted, and added to the server's of the same
     name, which is broadcast: ``hyper[name] += sum_k statistics[name][k]``.
@@ -64,7 +78,7 @@ class Accumulate(HyperUpdate):
 
     name = "accumulate"
     reference = "Karimireddy et al. 2020 (SCAFFOLD), Algorithm 1, lines 15-17"
-    families = ()  # any: posteriors are not looked into
+    families = ()  # any: posteriors are passed on
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Sum every statistic."""
@@ -87,18 +101,28 @@ class Continual(HyperUpdate):
     families = ("point", "gaussian")
 
     zero_variance: float = option(
-        1e-4,
-        "prior variance of coordinates whose fused variance is zero (alpha); 0: left to the "
-        "inference",
+        ZERO_VARIANCE,
+        "prior variance of coordinates whose fused variance is zero (alpha; 0 = left to the "
+        "inference)",
         at_least=0,
     )
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace start and prior."""
-        prior = fused
-        if isinstance(fused, Gaussian) and bool((certain := fused.variance == 0).any()):
-            prior = Gaussian(fused.mean, fused.variance.masked_fill(certain, self.zero_variance))
+        prior = _replace_zero_variances(fused, self.zero_variance)
         return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)
+
+    def after_pretraining(self, broadcast: Broadcast, learned: Posterior) -> Broadcast:
+        """Replace start and prior, as after a round."""
+        prior = _replace_zero_variances(learned, self.zero_variance)
+        return attrs.evolve(broadcast, start=learned, prior=prior)
+
+
+def _replace_zero_variances(posterior: Posterior, variance: float) -> Posterior:
+    """Return the posterior with another variance where a Gaussian's is zero."""
+    if isinstance(posterior, Gaussian) and bool((certain := posterior.variance == 0).any()):
+        return Gaussian(posterior.mean, posterior.variance.masked_fill(certain, variance))
+    return posterior
 
 
 @component

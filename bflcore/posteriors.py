@@ -75,15 +75,15 @@ class Posterior(Component, abc.ABC):
         mine, theirs = self.pack(), personal.pack()
         return self.unpack({name: layout.join(mine[name], theirs[name]) for name in mine})
 
-    def fault(self) -> str:
-        """Say what makes these tensors no posterior of the family, or return ``""``.
+    def invalid(self) -> str | None:
+        """Return why these tensors are not a posterior of the family; None if they are.
 
         Called on one client's posterior ``[P]`` before it may touch the server.
         """
         for name, tensor in self.pack().items():
             if not bool(tensor.isfinite().all()):
                 return f"{name} is not finite"
-        return ""
+        return None
 
     @classmethod
     def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> Self:
@@ -155,17 +155,17 @@ class Gaussian(Posterior):
         squares = (parameters - self.mean).square() / self.variance
         return -0.5 * (squares + self.variance.log() + math.log(2 * math.pi)).sum(-1)
 
-    def fault(self) -> str:
-        """Say what makes this no Gaussian: not finite, a variance below 0 or without inverse."""
+    def invalid(self) -> str | None:
+        """Return why this is not a Gaussian: not finite, a variance below 0 or not invertible."""
         import torch
 
-        if fault := super().fault():
-            return fault
+        if reason := super().invalid():
+            return reason
         if bool((self.variance < 0).any()):
             return "variance is negative"
         least = torch.finfo(self.variance.dtype).tiny  # below it an inverse overflows
         lost = (self.variance > 0) & (self.variance < least)
-        return f"variance is below {least:.3g}, but not 0" if bool(lost.any()) else ""
+        return f"variance is below {least:.3g}, but not 0" if bool(lost.any()) else None
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return mean + sqrt(variance) * noise ``[..., P]``."""

@@ -6,33 +6,44 @@
 
 Engines replace the middle arrow and nothing else. What the server keeps between rounds is exactly
 what it sends: the `Broadcast`.
+
+A *block* is so many consecutive clients of the sorted cohort. Its clients are added in order, and
+the sums of blocks are merged in order: wherever a block is summed, and however many workers or edge
+servers there are, the result is the same to the bit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from bflcore.aggregation import AdditiveAggregator, Aggregator, Statistics
+from bflcore.aggregation import Aggregator, State, Statistics, add_sums
 from bflcore.engines.screening import screen
 from bflcore.errors import ClientError, RoundError
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
-from bflcore.messages import Broadcast, LocalResult
+from bflcore.lazy import lazy
+from bflcore.messages import Broadcast, LocalResult, within
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.weighting import Weighting, check_weights
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bflcore.engines.base import Session
     from bflcore.posteriors import Posterior
     from bflcore.problem.base import Problem
+else:
+    torch = lazy("torch")
 
-__all__ = ["Recipe", "Round", "begin", "run_round", "sample_cohort", "screen"]
+__all__ = ["BLOCK", "Recipe", "Round", "Sums", "begin", "run_round", "sample_cohort"]
+
+BLOCK = 32  # clients whose results are summed first
 
 
 @attrs.frozen
@@ -49,7 +60,7 @@ class Recipe:
 class Round:
     """What one round produced: the next broadcast, and its record.
 
-    `report` holds the aggregator's figures, for example how many coordinates it had to floor.
+    `report` holds the aggregator's numbers, for example how many coordinates it had to floor.
     """
 
     broadcast: Broadcast
@@ -63,6 +74,37 @@ class Round:
     report: Mapping[str, float] = attrs.field(factory=dict)
 
 
+@attrs.frozen(eq=False)
+class Sums:
+    """What the server needs of some clients: the aggregator's state, and what `hyper` sums."""
+
+    state: State
+    hyper: Statistics = attrs.field(factory=dict)
+
+    def add(
+        self, rule: Aggregator, result: LocalResult, weights: Tensor, hyper: Statistics
+    ) -> Sums:
+        """Return the sums with one more client in them; `self` may be overwritten."""
+        state = rule.add(self.state, result.posterior, weights)
+        return Sums(state, add_sums(self.hyper, hyper))
+
+    def merge(self, rule: Aggregator, later: Sums) -> Sums:
+        """Return the sums of these clients and of those that come after them."""
+        return Sums(rule.merge(self.state, later.state), add_sums(self.hyper, later.hyper))
+
+    def pack(self) -> dict[str, Tensor]:
+        """Return the tensors by name: all that a worker or an edge server has to send."""
+        return {
+            **{f"state.{name}": tensor for name, tensor in self.state.tensors.items()},
+            **{f"hyper.{name}": tensor for name, tensor in self.hyper.items()},
+        }
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Tensor], prior: Posterior) -> Self:
+        """Rebuild sums from what `pack` returned and the broadcast's prior."""
+        return cls(State(prior, within(tensors, "state.")), within(tensors, "hyper."))
+
+
 def begin(recipe: Recipe, problem: Problem) -> Broadcast:
     """Return the first broadcast: the shared halves of the initial posterior and of the prior."""
     return Broadcast(
@@ -70,34 +112,6 @@ def begin(recipe: Recipe, problem: Problem) -> Broadcast:
         recipe.inference.initial(problem).split(problem.layout)[0],
         recipe.inference.prior(problem).split(problem.layout)[0],
     )
-
-
-def run_round(
-    recipe: Recipe,
-    session: Session,
-    broadcast: Broadcast,
-    clients: Sequence[int],
-    min_clients: int = 1,
-) -> Round:
-    """Run one round: send, fit, screen, weigh, fuse, update.
-
-    Raises `RoundError` when fewer than `min_clients` gave a usable result.
-    """
-    fusion = Fusion(recipe, broadcast, clients)
-    clock = time.perf_counter()
-    for reply in session.fit(broadcast, clients):
-        arrived = time.perf_counter()
-        for accepted in fusion.add(reply):
-            session.store(accepted)
-        fusion.server_seconds += time.perf_counter() - arrived
-    if len(fusion.replied) < min_clients:
-        reasons = "; ".join(str(failure) for failure in fusion.dropped[:3])
-        raise RoundError(
-            f"round {broadcast.round + 1}: {len(fusion.replied)} of {len(clients)} clients gave a "
-            f"usable result, {min_clients} are needed (--min-clients): {reasons}"
-        )
-    elapsed = time.perf_counter() - clock - fusion.server_seconds
-    return fusion.finish(client_seconds=elapsed, clients=len(clients))
 
 
 def sample_cohort(clients: Sequence[int], size: int, seed: int, round: int) -> tuple[int, ...]:
@@ -108,150 +122,144 @@ def sample_cohort(clients: Sequence[int], size: int, seed: int, round: int) -> t
     return tuple(clients[int(i)] for i in sorted(drawn))
 
 
-class Fusion:
-    """The server's half of a round: results go in one at a time, the next broadcast comes out.
+def run_round(
+    recipe: Recipe,
+    session: Session,
+    broadcast: Broadcast,
+    clients: Sequence[int],
+    min_clients: int = 1,
+    block: int = BLOCK,
+) -> Round:
+    """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
-    An additive aggregator under a local weighting is folded as results arrive, in memory
-    independent of the number of clients; others wait for all of them. Results arrive sorted by
-    client, so sums do not depend on who was fastest.
+    Memory does not depend on the number of clients where the aggregator sums and the weighting is
+    `local`. Raises `RoundError` if fewer than `min_clients` give a valid result.
+    """
+    clock, rule = time.perf_counter(), recipe.aggregator
+    tally = Tally(broadcast, clients)
+    block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
+    arrivals = tally.screen(session.fit(broadcast, clients))
+    weighed = recipe.weighting.weigh_each(arrivals, broadcast)
+    total = Sums(rule.start(broadcast.prior))
+    for _, members in groupby(weighed, key=lambda member: block_of[member[0].clients[0]]):
+        part = Sums(rule.start(broadcast.prior))
+        for result, weights in members:
+            summary = tally.summarise(recipe.hyper, result, weights)
+            if summary is not None:
+                part = part.add(rule, result, weights, summary)
+                session.store(result)
+        total = total.merge(rule, part)
+    tally.check(min_clients)
+    posterior, report = rule.finish(total.state), rule.report(total.state)
+    following = recipe.hyper.update(broadcast, posterior, total.hyper)
+    return tally.close(following, report, time.perf_counter() - clock)
+
+
+class Tally:
+    """Who replied to a round and who was dropped and why; bytes, seconds and loss.
+
+    `replied` and `dropped` are in order of arrival; `weights` ``[1]`` are those of the clients
+    that replied; `form` is the shape and dtype of what `hyper` sums of the first of them.
     """
 
-    def __init__(self, recipe: Recipe, broadcast: Broadcast, clients: Sequence[int]) -> None:
-        self.recipe = recipe
+    def __init__(self, broadcast: Broadcast, clients: Sequence[int]) -> None:
         self.broadcast = broadcast
-        self._expected = set(clients)
+        self.clients = frozenset(clients)
+        self.seen: set[int] = set()
         self.replied: list[int] = []
         self.dropped: list[ClientError] = []
-        self.server_seconds = 0.0
-        self._loss = 0.0
-        self._bytes_up = 0
-        self._streams = isinstance(recipe.aggregator, AdditiveAggregator) and recipe.weighting.local
-        self._waiting: list[LocalResult] = []
-        self._weights: list[Tensor] = []
-        self._posterior: Statistics = {}
-        self._report: dict[str, float] = {}
-        self._hyper: Statistics = {}
-        self._form: dict[str, object] | None = None
+        self.weights: list[Tensor] = []
+        self.form: dict[str, object] | None = None
+        self.loss = 0.0
+        self.bytes_up = 0
+        self.client_seconds = 0.0
 
-    def add(self, reply: LocalResult | ClientError) -> list[LocalResult]:
-        """Take a reply in; return the results that passed the screen, one client each."""
-        accepted: list[LocalResult] = []
-        for result in screen(reply, self.broadcast):
-            if isinstance(result, ClientError):
-                self.dropped.append(result)
-                continue
-            weights = self._weigh(result)
-            sums, reason = self._summarised(result, weights)
-            if reason:
-                self.dropped.append(ClientError(result.clients[0], "fit", reason))
-                continue
-            accepted.append(result)
-            self._count(result)
-            if self._streams:
-                self._fold(result, weights, sums)
-            else:
-                self._waiting.append(result)
-        return accepted
+    def screen(self, replies: Iterable[LocalResult | ClientError]) -> Iterator[LocalResult]:
+        """Yield the valid results of clients that were asked, one client each, as they arrive."""
+        arriving = iter(replies)
+        while True:
+            clock = time.perf_counter()
+            reply = next(arriving, None)
+            self.client_seconds += time.perf_counter() - clock
+            if reply is None:
+                return
+            for result in screen(reply, self.broadcast):
+                if isinstance(result, ClientError):
+                    self.dropped.append(result)
+                    continue
+                (client,) = result.clients
+                if client not in self.clients:
+                    self.drop(client, "it was not asked")
+                elif client in self.seen:
+                    self.drop(client, "it replied twice")
+                else:
+                    self.seen.add(client)
+                    yield result
 
-    def _weigh(self, result: LocalResult) -> Tensor:
-        """Return a result's weight ``[1]``; 1 where it takes all results to know it."""
-        if not self._streams:
-            return result.examples.new_ones(1, dtype=result.loss.dtype)
-        return self.recipe.weighting.weigh(result.posterior, result.examples, self.broadcast)
+    def summarise(
+        self, hyper: HyperUpdate, result: LocalResult, weights: Tensor
+    ) -> Statistics | None:
+        """Return what `hyper` sums over clients, and count the client; None if it is dropped.
 
-    def _summarised(self, result: LocalResult, weights: Tensor) -> tuple[Statistics, str]:
-        """Return what the hyperparameter update sums, and why the result has no place here.
-
-        What it sums must have the form that it has for the round's first client.
+        What is summed must have the form that it has for the round's first client.
         """
         (client,) = result.clients
-        if client not in self._expected:
-            return {}, "it replied twice" if client in self.replied else "it was not asked"
-        self._expected.discard(client)
         try:
-            sums = self.recipe.hyper.summarise(result, weights, self.broadcast)
+            sums = hyper.summarise(result, weights, self.broadcast)
         except Exception as error:  # noqa: BLE001 - whatever a malformed statistic causes
-            return {}, f"its statistics do not fit ({type(error).__name__}: {error})"
-        form: dict[str, object] = {
-            name: (list(tensor.shape), tensor.dtype) for name, tensor in sums.items()
-        }
-        self._form = form if self._form is None else self._form
-        if form != self._form:
-            return {}, f"its statistics are {form}, not {self._form} as client {self.replied[0]}'s"
-        return sums, ""
+            self.drop(client, f"its statistics do not fit ({type(error).__name__}: {error})")
+            return None
+        form: dict[str, object] = {name: (list(t.shape), t.dtype) for name, t in sums.items()}
+        self.form = form if self.form is None else self.form
+        if form != self.form:
+            first = self.replied[0]
+            self.drop(client, f"its statistics are {form}, not {self.form} as client {first}'s")
+            return None
+        self.replied.append(client)
+        self.weights.append(weights)  # one number per client, checked when all are known
+        self.loss += float(result.loss[0])
+        tensors = [*result.posterior.pack().values(), *result.statistics.values()]
+        self.bytes_up += sum(tensor.nbytes for tensor in tensors)
+        return sums
 
-    def finish(self, client_seconds: float, clients: int) -> Round:
-        """Fuse what has been taken in and update the hyperparameters."""
-        clock = time.perf_counter()
-        fused = self._fuse()
-        following = self.recipe.hyper.update(self.broadcast, fused, self._hyper)
-        seconds = self.server_seconds + time.perf_counter() - clock
+    def drop(self, client: int, reason: str) -> None:
+        """Leave a client out of the round."""
+        self.dropped.append(ClientError(client, "fit", reason))
+
+    def check(self, min_clients: int) -> None:
+        """Raise if too few clients gave a valid result, or if their weights make no sense."""
+        if len(self.replied) < min_clients:
+            reasons = "; ".join(str(failure) for failure in self.dropped[:3])
+            raise RoundError(
+                f"round {self.broadcast.round + 1}: {len(self.replied)} of {len(self.clients)} "
+                f"clients gave a valid result, {min_clients} are needed (--min-clients): {reasons}"
+            )
+        check_weights(torch.cat(self.weights), len(self.replied), self.replied)
+
+    def close(self, following: Broadcast, report: Mapping[str, float], seconds: float) -> Round:
+        """Return the round's record; `seconds` is all the time that it took."""
         return Round(
             following,
-            self._loss / len(self.replied),
+            self.loss / len(self.replied),
             tuple(self.replied),
             tuple(self.dropped),
-            self._bytes_up,
-            clients * _bytes_down(self.broadcast),
-            client_seconds,
-            seconds,
-            self._report,
+            self.bytes_up,
+            len(self.clients) * _bytes_down(self.broadcast),
+            self.client_seconds,
+            seconds - self.client_seconds,
+            report,
         )
-
-    def _count(self, result: LocalResult) -> None:
-        self.replied.append(result.clients[0])
-        self._loss += float(result.loss[0])
-        tensors = [*result.posterior.pack().values(), *result.statistics.values()]
-        self._bytes_up += sum(tensor.nbytes for tensor in tensors)
-
-    def _fold(self, result: LocalResult, weights: Tensor, sums: Statistics) -> None:
-        rule = self.recipe.aggregator
-        assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what streaming requires
-        self._weights.append(weights)  # one number a client, to be checked when all are known
-        self._posterior = rule.accumulate(
-            self._posterior, result.posterior, weights, self.broadcast.prior
-        )
-        self._sum(sums)
-
-    def _sum(self, sums: Statistics) -> None:
-        self._hyper = {
-            name: self._hyper[name] + t if self._hyper else t for name, t in sums.items()
-        }
-
-    def _fuse(self) -> Posterior:
-        import torch
-
-        if self._streams:
-            check_weights(torch.cat(self._weights), len(self.replied), self.replied)
-            return self._decode()
-        rule, prior = self.recipe.aggregator, self.broadcast.prior
-        posteriors = type(prior).concatenate([result.posterior for result in self._waiting])
-        examples = torch.cat([result.examples for result in self._waiting])
-        weights = self.recipe.weighting.weigh(posteriors, examples, self.broadcast)
-        for row, result in enumerate(self._waiting):
-            self._sum(self.recipe.hyper.summarise(result, weights[row : row + 1], self.broadcast))
-        check_weights(weights, len(self.replied), self.replied)
-        if not isinstance(rule, AdditiveAggregator):
-            return rule.fuse(posteriors, weights, prior)
-        self._posterior = rule.encode(posteriors, weights, prior)
-        return self._decode()
-
-    def _decode(self) -> Posterior:
-        rule, prior = self.recipe.aggregator, self.broadcast.prior
-        assert isinstance(rule, AdditiveAggregator)  # noqa: S101 - what sums are taken for
-        self._report = rule.report(self._posterior, prior)
-        return rule.decode(self._posterior, prior)
 
 
 def _bytes_down(broadcast: Broadcast) -> int:
-    """Bytes sent to one client: the start, the prior where it differs, and the hyperparameters.
+    """Return the bytes sent to one client: start, prior where it differs, hyperparameters.
 
     Values are compared, not objects: a broadcast read from a checkpoint shares no memory.
     """
     start, prior = broadcast.start.pack(), broadcast.prior.pack()
-    tensors: Iterable[object] = (
+    tensors: Iterable[Tensor] = (
         *start.values(),
         *(tensor for name, tensor in prior.items() if not tensor.equal(start[name])),
         *broadcast.hyper.values(),
     )
-    return sum(tensor.nbytes for tensor in tensors)  # type: ignore[attr-defined]
+    return sum(tensor.nbytes for tensor in tensors)

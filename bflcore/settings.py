@@ -28,6 +28,9 @@ class RunSettings(Component):
     cohort: int = option(0, "clients drawn per round (0 = all)", at_least=0)
     share: str = option("all", "which parameters are shared with the server", choices=SHARING)
     min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
+    block: int = option(
+        32, "number of consecutive clients whose results are summed first", at_least=1
+    )
     drop_out: float = option(
         0.0,
         "simulated fault: probability that a client does not reply in a round",

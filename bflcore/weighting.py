@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from bflcore.errors import OptionError
+from bflcore.lazy import lazy
 from bflcore.options import Component, component
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from bflcore.messages import Broadcast
+    from bflcore.messages import Broadcast, LocalResult
     from bflcore.posteriors import Posterior
+else:
+    torch = lazy("torch")
 
 __all__ = ["Equal", "Examples", "Weighting", "check_weights"]
 
@@ -23,14 +27,32 @@ class Weighting(Component, abc.ABC):
 
     kind: ClassVar[str] = "weighting"
     families: ClassVar[tuple[str, ...]] = ()  # posterior families it can weigh; empty: any
-    local: ClassVar[bool] = True  # a client's own result and the broadcast suffice
+    local: ClassVar[bool] = True  # a client's own result and the broadcast suffice to weigh it
 
     @abc.abstractmethod
     def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
         """Return weights ``[K]`` in float64, of any scale.
 
-        A `local` weighting sees any part of the round's clients at a time; others all of them.
+        A `local` weighting sees some of the round's clients at a time; others all of them at once.
         """
+
+    def weigh_each(
+        self, results: Iterable[LocalResult], broadcast: Broadcast
+    ) -> Iterator[tuple[LocalResult, Tensor]]:
+        """Yield every client's result with its weight ``[1]``.
+
+        A weighting that is not `local` waits for all results. Raises `OptionError` if they are
+        given weights that make no sense.
+        """
+        if self.local:
+            for result in results:
+                yield result, self.weigh(result.posterior, result.examples, broadcast)
+        elif waiting := list(results):
+            posteriors = type(broadcast.start).concatenate([one.posterior for one in waiting])
+            examples = torch.cat([one.examples for one in waiting])
+            weights = self.weigh(posteriors, examples, broadcast)
+            check_weights(weights, len(waiting), [one.clients[0] for one in waiting])
+            yield from zip(waiting, weights.split(1), strict=True)
 
 
 @component
@@ -58,14 +80,14 @@ class Equal(Weighting):
 
 
 def check_weights(weights: Tensor, clients: int, names: Sequence[int] = ()) -> None:
-    """Refuse weights that are not K finite numbers >= 0 with a positive sum.
+    """Raise `OptionError` unless `weights` are K finite numbers >= 0 with a positive sum.
 
     `names` are the clients' ids, for the message; by default their rows.
     """
     if tuple(weights.shape) != (clients,):
         raise OptionError(
             f"weights: {tuple(weights.shape)} given for {clients} posteriors; "
-            f"allowed: one weight a client, shape ({clients},)"
+            f"allowed: one weight per client, shape ({clients},)"
         )
     for client, weight in zip(names or range(clients), weights.tolist(), strict=True):
         if not (0 <= weight < float("inf")):

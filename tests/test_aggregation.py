@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from builders import gaussian, normal
 
-from bflcore import Average, Broadcast, Equal, Examples, Gaussian, Point
-from bflcore.aggregation import AdditiveAggregator, blocks, weighted_sum
+from bflcore import Aggregator, Average, Broadcast, Equal, Examples, Gaussian, Point, Posterior
+from bflcore.aggregation import AdditiveAggregator, State, add_sums, slices, weighted_sum
 from bflcore.errors import OptionError
 from bflcore.weighting import check_weights
 
@@ -20,6 +21,11 @@ def clients(family, dtype=torch.float64):
     if family == "point":
         return Point(normal(4, 6, dtype=dtype)), Point(normal(6, seed=7, dtype=dtype))
     return gaussian(4, 6, dtype=dtype), gaussian(6, seed=7, dtype=dtype)
+
+
+def take_in(rule, posteriors, weights, prior):
+    """Return the state of clients that were added together."""
+    return rule.add(rule.start(prior), posteriors, weights)
 
 
 def close(left, right, **tolerance):
@@ -140,25 +146,25 @@ def test_any_tree_of_partial_sums_equals_the_flat_sum(family, rule, tree):
     def total(node):
         if all(isinstance(leaf, int) for leaf in node):
             rows = list(node)
-            return rule.encode(posteriors[rows], WEIGHTS[rows], prior)
+            return take_in(rule, posteriors[rows], WEIGHTS[rows], prior)
         left, right = node
         return rule.merge(total(left), total(right))
 
-    close(rule.decode(total(tree), prior), rule.fuse(posteriors, WEIGHTS, prior))
+    close(rule.finish(total(tree)), rule.fuse(posteriors, WEIGHTS, prior))
 
 
 @each_rule
 def test_fusing_changes_none_of_its_arguments(family, rule):
     posteriors, prior = clients(family)
     before = [t.clone() for q in (posteriors, prior) for t in q.pack().values()]
-    left = rule.encode(posteriors[:2], WEIGHTS[:2], prior)
-    kept = {name: tensor.clone() for name, tensor in left.items()}
-    rule.merge(left, rule.encode(posteriors[2:], WEIGHTS[2:], prior))
-    rule.decode(left, prior)
+    left = take_in(rule, posteriors[:2], WEIGHTS[:2], prior)
+    kept = {name: tensor.clone() for name, tensor in left.tensors.items()}
+    rule.merge(left, take_in(rule, posteriors[2:], WEIGHTS[2:], prior))
+    rule.finish(left)
     rule.fuse(posteriors, WEIGHTS, prior)
     after = [t for q in (posteriors, prior) for t in q.pack().values()]
     assert all(map(torch.equal, before, after))
-    assert all(torch.equal(kept[name], left[name]) for name in kept)
+    assert all(torch.equal(kept[name], left.tensors[name]) for name in kept)
 
 
 def test_small_differences_between_float32_clients_survive():
@@ -179,7 +185,7 @@ def test_zero_variances_stay_zero(on):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1.0, 1.0, 1.0], r"weights: \(3,\) given for 4 posteriors.*one weight a client"),
+        ([1.0, 1.0, 1.0], r"weights: \(3,\) given for 4 posteriors.*one weight per client"),
         ([[1.0]] * 4, r"weights: \(4, 1\) given for 4 posteriors"),
         ([1.0, -0.5, 1.0, 1.0], r"weights: -0.5 given for client 1.*finite number >= 0"),
         ([1.0, 1.0, float("nan"), 1.0], r"weights: nan given for client 2"),
@@ -231,23 +237,22 @@ def test_a_pooling_rule_says_that_weights_matter():
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_clients_that_are_added_one_by_one_or_few_by_few_give_the_flat_sum(family, rule, chunk):
     posteriors, prior = clients(family)
-    total = {}
+    state = rule.start(prior)
     for first in range(0, 4, chunk):
         rows = slice(first, first + chunk)
-        total = rule.accumulate(total, posteriors[rows], WEIGHTS[rows], prior)
-    close(rule.decode(total, prior), rule.fuse(posteriors, WEIGHTS, prior))
+        state = rule.add(state, posteriors[rows], WEIGHTS[rows])
+    close(rule.finish(state), rule.fuse(posteriors, WEIGHTS, prior))
 
 
 @each_rule
-def test_accumulating_adds_in_place(family, rule):
+def test_clients_are_added_in_place(family, rule):
     posteriors, prior = clients(family)
-    first = rule.accumulate({}, posteriors[:2], WEIGHTS[:2], prior)
-    mean = first["mean"]
-    second = rule.accumulate(first, posteriors[2:], WEIGHTS[2:], prior)
-    assert second["mean"] is mean
+    first = take_in(rule, posteriors[:2], WEIGHTS[:2], prior)
+    second = rule.add(first, posteriors[2:], WEIGHTS[2:])
+    assert second.tensors["mean"] is first.tensors["mean"]
 
 
-def test_a_rule_without_a_loop_of_its_own_accumulates_by_merging():
+def test_a_rule_without_a_loop_of_its_own_adds_clients_by_merging():
     class Counts(AdditiveAggregator):
         def encode(self, posteriors, weights, prior):
             return {"weight": weights.sum()}
@@ -257,21 +262,83 @@ def test_a_rule_without_a_loop_of_its_own_accumulates_by_merging():
 
     posteriors, prior = clients("point")
     rule = Counts()
-    first = rule.accumulate({}, posteriors[:1], WEIGHTS[:1], prior)
-    assert rule.accumulate(first, posteriors[1:], WEIGHTS[1:], prior)["weight"] == WEIGHTS.sum()
-    assert rule.report(first, prior) == {}
+    first = take_in(rule, posteriors[:1], WEIGHTS[:1], prior)
+    assert rule.add(first, posteriors[1:], WEIGHTS[1:]).tensors["weight"] == WEIGHTS.sum()
+    assert rule.report(first) == {}
+
+
+class Last(Aggregator):
+    """Takes the last client, whoever that is: what it was given can be seen in the result."""
+
+    name = "last"
+    families = ("point", "gaussian")
+
+    def fuse(self, posteriors, weights, prior):
+        self.seen = (posteriors, weights)
+        return posteriors[-1]
+
+
+@each_family
+@pytest.mark.parametrize(
+    "tree", [(((0,), (1,)), ((2,), (3,))), ((0,), ((1, 2), (3,))), (0, 1, 2, 3)]
+)
+def test_a_rule_that_collects_is_given_everybody_in_order(family, tree):
+    posteriors, prior = clients(family)
+    rule = Last()
+
+    def total(node):
+        if all(isinstance(leaf, int) for leaf in node):
+            return take_in(rule, posteriors[list(node)], WEIGHTS[list(node)], prior)
+        return rule.merge(*map(total, node))
+
+    assert torch.equal(rule.finish(total(tree)).mean, posteriors.mean[3])
+    close(rule.seen[0], posteriors, rtol=0, atol=0)
+    assert torch.equal(rule.seen[1], WEIGHTS)
+
+
+@each_rule
+def test_the_state_of_nobody_adds_nothing(family, rule):
+    posteriors, prior = clients(family)
+    state = take_in(rule, posteriors, WEIGHTS, prior)
+    for merged in (rule.merge(state, rule.start(prior)), rule.merge(rule.start(prior), state)):
+        close(rule.finish(merged), rule.finish(state), rtol=0, atol=0)
+
+
+@attrs.frozen(eq=False)
+class Ragged(Posterior):
+    """A number per parameter, and a table of draws."""
+
+    name = "ragged"
+
+    mean: torch.Tensor
+    draws: torch.Tensor
+
+    def sample(self, noise):
+        return self.mean
+
+    def kl(self, other):
+        return self.mean.sum(-1)
+
+
+def test_fields_of_any_shape_are_averaged():
+    posteriors = Ragged(normal(4, 6), -normal(4, 2, 3).abs())
+    fused = Average().fuse(posteriors, WEIGHTS, posteriors[0])
+    for name, field in posteriors.pack().items():
+        expected = np.average(field, axis=0, weights=WEIGHTS)
+        np.testing.assert_allclose(fused.pack()[name], expected)
+    assert len(list(State(posteriors[0]).chunks())) == 1
 
 
 def test_a_sum_that_only_one_part_has_is_zero_in_the_other():
     left, right = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.full((2,), 3.0)}
-    for merged in (Average().merge(left, right), Average().merge(right, left)):
-        assert merged["a"].tolist() == [2.0, 2.0]
-        assert merged["b"].tolist() == [3.0, 3.0]
+    for added in (add_sums(left, right), add_sums(right, left)):
+        assert added["a"].tolist() == [2.0, 2.0]
+        assert added["b"].tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(("length", "size"), [(0, 3), (1, 3), (3, 3), (7, 3)])
-def test_blocks_cover_every_coordinate_once(length, size):
-    covered = [list(range(length))[part] for part in blocks(length, size)]
+def test_slices_cover_every_coordinate_once(length, size):
+    covered = [list(range(length))[part] for part in slices(length, size)]
     assert [i for part in covered for i in part] == list(range(length))
     assert len(covered) >= 1
     assert all(len(part) <= size for part in covered)

@@ -66,17 +66,17 @@ def test_a_posterior_cannot_be_changed(posterior):
 @each_family
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_every_field_that_is_not_finite_is_a_fault(posterior, value):
-    assert posterior[0].fault() == ""
+    assert posterior[0].invalid() is None
     for name in posterior.pack():
         tensors = {n: t[0].clone() for n, t in posterior.pack().items()}
         tensors[name][4] = value
-        assert type(posterior).unpack(tensors).fault() == f"{name} is not finite"
+        assert type(posterior).unpack(tensors).invalid() == f"{name} is not finite"
 
 
 def test_a_negative_variance_is_a_fault_and_a_zero_one_is_not():
     mean = torch.zeros(2)
-    assert Gaussian(mean, torch.tensor([1.0, -1e-9])).fault() == "variance is negative"
-    assert Gaussian(mean, torch.tensor([1.0, 0.0])).fault() == ""
+    assert Gaussian(mean, torch.tensor([1.0, -1e-9])).invalid() == "variance is negative"
+    assert Gaussian(mean, torch.tensor([1.0, 0.0])).invalid() is None
 
 
 def test_a_sample_has_the_quantile_of_its_noise():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import attrs
@@ -31,7 +32,7 @@ from bflcore.engines.base import Session
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RunError
-from bflcore.rounds import Recipe, begin, run_round, sample_cohort
+from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort
 
 SIZE = 6
 
@@ -203,18 +204,18 @@ def test_a_zero_variance_passes_the_screen():
     assert done.replied == (0,)
 
 
-def test_too_few_usable_results_end_the_run_and_say_why():
+def test_too_few_valid_results_end_the_run_and_say_why():
     replies = [reply([0], GOOD[[0]]), *(ClientError(k, "fit", "out of memory") for k in (1, 2, 3))]
     with pytest.raises(RunError) as failure:
         run(replies, min_clients=2)
     message = str(failure.value)
-    assert message.startswith("round 3: 1 of 4 clients gave a usable result, 2 are needed")
+    assert message.startswith("round 3: 1 of 4 clients gave a valid result, 2 are needed")
     assert "--min-clients" in message
     assert "client 3 failed in fit: out of memory" in message
     assert "\n" not in message
 
 
-def test_just_enough_usable_results_are_enough():
+def test_just_enough_valid_results_are_enough():
     done, _ = run([reply([0, 1], GOOD[[0, 1]]), ClientError(2, "fit", "late")], min_clients=2)
     assert done.replied == (0, 1)
 
@@ -406,8 +407,8 @@ class Reporting(Average):
 
     name = "reporting"
 
-    def report(self, total, prior):
-        return {"parameters": float(len(total["mean"]))}
+    def report(self, state):
+        return {"parameters": float(len(state.tensors["mean"]))}
 
 
 @pytest.mark.parametrize("weighting", [Examples(), NotLocal()])
@@ -415,3 +416,88 @@ def test_a_round_records_what_its_aggregator_reports(weighting):
     done, _ = run([reply([0, 1, 2], GOOD)], aggregator=Reporting(), weighting=weighting)
     assert done.report == {"parameters": float(SIZE)}
     assert run([reply([0], GOOD[[0]])], weighting=weighting)[0].report == {}
+
+
+def many(clients, dtype=torch.float32):
+    """Return replies of clients whose ids are neither consecutive nor from zero."""
+    all_of_them = gaussian(clients, SIZE, dtype=dtype)
+    return {3 * k + 1: reply([3 * k + 1], all_of_them[[k]]) for k in range(clients)}
+
+
+def blocks_of(replies, rule, block):
+    """Return the sums of every block, each computed by itself, as what a worker would send."""
+    ids, prior = sorted(replies), sent(torch.float32).prior
+    for first in range(0, len(ids), block):
+        sums = Sums(rule.start(prior))
+        for client in ids[first : first + block]:
+            result = replies[client]
+            weights = Examples().weigh(result.posterior, result.examples, sent())
+            hyper = EmpiricalBayes().summarise(result, weights, sent(torch.float32))
+            sums = sums.add(rule, result, weights, hyper)
+        yield pickle.dumps(sums.pack())
+
+
+@pytest.mark.parametrize("block", [1, 4, 32])
+@pytest.mark.parametrize("rule", [Average(), Together()], ids=["sums", "collects"])
+def test_blocks_that_were_summed_elsewhere_give_the_same_to_the_bit(rule, block):
+    replies, broadcast = many(11), sent(torch.float32)
+    parts = recipe(aggregator=rule, hyper=EmpiricalBayes())
+    done = run_round(parts, Replies(*replies.values()), broadcast, tuple(replies), block=block)
+    total = Sums(rule.start(broadcast.prior))
+    for sent_by_a_worker in blocks_of(replies, rule, block):
+        received = Sums.unpack(pickle.loads(sent_by_a_worker), broadcast.prior)
+        total = total.merge(rule, received)
+    start = rule.finish(total.state)
+    assert equal(done.broadcast.start, start)
+    following = EmpiricalBayes().update(broadcast, start, total.hyper)
+    assert equal(done.broadcast.prior, following.prior)
+
+
+def test_clients_are_summed_in_blocks_of_the_sorted_cohort_and_blocks_in_order():
+    merged = []
+
+    @component
+    class Noted(Together):
+        """Notes the weights of the states that are merged."""
+
+        name = "noted"
+
+        def merge(self, left, right):
+            def weights(state):
+                return [int(t) for name, t in state.tensors.items() if name.endswith("weights")]
+
+            merged.append((weights(left), weights(right)))
+            return super().merge(left, right)
+
+    replies = many(5)
+    del replies[4]  # drops out; the others stay in their blocks
+    parts = recipe(aggregator=Noted())
+    run_round(parts, Replies(*replies.values()), sent(torch.float32), (1, 4, 7, 10, 13), block=2)
+    assert merged == [
+        ([], [20]),  # the first block is client 1, who weighs 20, since client 4 dropped out
+        ([], [20]),
+        ([], [80]),
+        ([80], [110]),
+        ([20], [80, 110]),
+        ([], [140]),
+        ([20, 80, 110], [140]),
+    ]
+
+
+@pytest.mark.parametrize("weighting", [Examples(), NotLocal()])
+def test_every_client_is_summarised_once(weighting):
+    clients = []
+
+    @component
+    class Noted(EmpiricalBayes):
+        """Notes whom it summarises, and under which weight."""
+
+        name = "noted"
+
+        def summarise(self, result, weights, broadcast):
+            clients.append((result.clients[0], float(weights)))
+            return super().summarise(result, weights, broadcast)
+
+    run([reply([0, 1, 2], GOOD)], hyper=Noted(), weighting=weighting)
+    share = 1 if weighting.local else 60
+    assert clients == [(k, pytest.approx(10 * (k + 1) / share)) for k in range(3)]

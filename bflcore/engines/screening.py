@@ -1,7 +1,7 @@
 """The screen: what a client's result must be before it may touch the server.
 
-It keeps out what would break the server or turn its posterior into garbage. It is no defence
-against a client that lies within these bounds: for that there are robust aggregators.
+It keeps out what would break the server or turn its posterior into garbage. It does not defend
+against a client that lies within these bounds; robust aggregators do.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bflcore.errors import ClientError
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bflcore.messages import Broadcast, Evaluation, LocalResult
+else:
+    torch = lazy("torch")
 
 __all__ = ["LARGEST", "screen", "screen_evaluations"]
 
 # Largest magnitude of a number that a client may send. Sums of a million squares of such numbers
-# are finite in float32, and no parameter, variance or loss that means anything comes near.
+# are finite in float32, and no meaningful parameter, variance or loss comes near it.
 LARGEST = 1e15
 
 
@@ -32,16 +36,16 @@ def screen(
         yield reply
         return
     try:
-        spoilt = _misshapen(reply, broadcast)
+        malformed = _check_shapes(reply, broadcast) or _check_counts(reply)
     except Exception as error:  # noqa: BLE001 - a client may send anything
-        spoilt = f"malformed result ({type(error).__name__}: {error})"
+        malformed = f"malformed result ({type(error).__name__}: {error})"
     for row, client in enumerate(reply.clients):
-        if spoilt:
-            yield ClientError(client, "fit", spoilt)
+        if malformed:
+            yield ClientError(client, "fit", malformed)
             continue
         try:
             result = reply.select([row])
-            reason = _fault(result)
+            reason = _check_values(result)
         except Exception as error:  # noqa: BLE001 - types on which arithmetic is not defined
             reason = f"malformed result ({type(error).__name__}: {error})"
         yield ClientError(client, "fit", reason) if reason else result
@@ -50,9 +54,9 @@ def screen(
 def screen_evaluations(
     replies: Sequence[Evaluation | ClientError],
 ) -> list[Evaluation | ClientError]:
-    """Return the replies, those that cannot be added up with most of the others as errors.
+    """Return the replies; those that cannot be added to most of the others become errors.
 
-    Figures that are not finite are let through: a model that diverged has such.
+    Metrics that are not finite are let through: a model that diverged has such.
     """
     forms = [None if isinstance(reply, ClientError) else _form(reply) for reply in replies]
     counted = Counter(form for form in forms if form)
@@ -66,7 +70,7 @@ def screen_evaluations(
 
 
 def _form(reply: Evaluation) -> str:
-    """Return names, shapes and types of an evaluation's sums as text; empty where it has none."""
+    """Return names, shapes and types of an evaluation's sums as text; "" if it is malformed."""
     try:
         groups = [reply.personal, *([reply.shared] if reply.shared is not None else [])]
         groups += [sums for points in reply.curves.values() for sums in points.values()]
@@ -79,10 +83,8 @@ def _form(reply: Evaluation) -> str:
     return f"{sums}, {axes}"
 
 
-def _misshapen(reply: LocalResult, broadcast: Broadcast) -> str:
-    """Say which tensor is none, or has the wrong family, dtype or shape; or return ``""``."""
-    import torch
-
+def _check_shapes(reply: LocalResult, broadcast: Broadcast) -> str | None:
+    """Return which tensor is not one, or has the wrong family, dtype or shape; None if all fit."""
     start = broadcast.start
     if type(reply.posterior) is not type(start):
         return f"posterior is {type(reply.posterior).__name__}, not {type(start).__name__}"
@@ -90,7 +92,7 @@ def _misshapen(reply: LocalResult, broadcast: Broadcast) -> str:
     clients = len(reply.clients)
     for name, tensor in _tensors(reply, posterior).items():
         if not isinstance(tensor, torch.Tensor):
-            return f"{name} is {type(tensor).__name__}, no tensor"
+            return f"{name}: expected a tensor, got {type(tensor).__name__}"
         rows = len(tensor) if tensor.ndim else "no"
         if rows != clients:
             return f"{name} has {rows} rows for {clients} clients"
@@ -100,19 +102,19 @@ def _misshapen(reply: LocalResult, broadcast: Broadcast) -> str:
                 f"{name} is {tensor.dtype} {list(tensor.shape[1:])}, "
                 f"not {wanted[name].dtype} {list(wanted[name].shape)}"
             )
-    return _miscounted(reply)
+    return None
 
 
-def _miscounted(reply: LocalResult) -> str:
-    """Say which of a client's two plain numbers is none; or return ``""``."""
-    import torch
-
+def _check_counts(reply: LocalResult) -> str | None:
+    """Return why `examples` or `loss` is malformed; None if neither is."""
     for name, tensor in (("examples", reply.examples), ("loss", reply.loss)):
         if tensor.ndim != 1:
-            return f"{name} is {list(tensor.shape[1:])} a client, not one number"
+            return f"{name} is {list(tensor.shape[1:])} per client, not one number"
     if reply.examples.is_floating_point() or reply.examples.dtype == torch.bool:
-        return f"examples is {reply.examples.dtype}, no count"
-    return "" if reply.loss.is_floating_point() else f"loss is {reply.loss.dtype}, no real number"
+        return f"examples is {reply.examples.dtype}, not an integer"
+    if not reply.loss.is_floating_point():
+        return f"loss is {reply.loss.dtype}, not a real number"
+    return None
 
 
 def _tensors(reply: LocalResult, posterior: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -125,10 +127,8 @@ def _tensors(reply: LocalResult, posterior: Mapping[str, Tensor]) -> dict[str, T
     }
 
 
-def _fault(result: LocalResult) -> str:
-    """Say which value of one client's well-shaped result is not allowed, or return ``""``."""
-    import torch
-
+def _check_values(result: LocalResult) -> str | None:
+    """Return which value of one client's well-shaped result is not allowed; None if all are."""
     examples, loss = int(result.examples[0]), float(result.loss[0])
     if not 0 < examples <= LARGEST:
         return f"examples is {examples}; a client that trained has at least one"
@@ -141,4 +141,4 @@ def _fault(result: LocalResult) -> str:
         if not bool((tensor.abs() <= LARGEST).all()):
             finite = bool(tensor.isfinite().all())
             return f"{name} is " + (f"larger than {LARGEST:g}" if finite else "not finite")
-    return result.posterior[0].fault()
+    return result.posterior[0].invalid()

@@ -46,12 +46,8 @@ def ignored(aggregator: Aggregator, explicit_weighting: str | None) -> str:
     """
     if explicit_weighting is None or aggregator.weighs:
         return ""
-    why = (
-        "every client's evidence counts in full"
-        if "adds-evidence" in aggregator.tags
-        else "clients could lie about theirs"
-    )
     return (
         f"note: --weighting {explicit_weighting} does not change the fusion: aggregator "
-        f"{aggregator.name} ignores weights ({why}); bfl list aggregator shows others"
+        f"{aggregator.name} ignores weights ({aggregator.ignores_weights_because}); "
+        "bfl list aggregator shows others"
     )

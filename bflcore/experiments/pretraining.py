@@ -17,7 +17,6 @@ import torch
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.screening import screen
 from bflcore.errors import ClientError, RunError
-from bflcore.hyper import Continual
 from bflcore.problem.base import Shares
 from bflcore.randomness import SERVER, stream
 from bflcore.rounds import Recipe
@@ -44,8 +43,8 @@ def pretrain(
 ) -> tuple[Broadcast, float]:
     """Return the first broadcast as learned from the pooled samples, and the training loss.
 
-    `Continual`, the run's own if it has one, decides what a variance of zero becomes in the prior.
-    Raises `RunError` when the inference fails on the pooled samples.
+    See `HyperUpdate.after_pretraining`. Raises `RunError` when the inference fails on the pooled
+    samples.
     """
     pool, inference = pool_samples(problem, fraction), recipe.inference
     # The pseudo client has the server's number, so that it shares no random draws with a client.
@@ -57,8 +56,5 @@ def pretrain(
             f"--pretrain: inference {inference.name} gave no valid result on the "
             f"{pool.train.size(SERVER)} pooled samples: {result.reason}"
         )
-    continual = recipe.hyper
-    if not isinstance(continual, Continual):
-        continual = Continual()
-    following = continual.update(broadcast, result.posterior[0], {})
-    return attrs.evolve(following, round=broadcast.round), float(result.loss[0])
+    following = recipe.hyper.after_pretraining(broadcast, result.posterior[0])
+    return following, float(result.loss[0])

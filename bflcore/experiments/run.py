@@ -120,7 +120,7 @@ class Run:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients)
+        done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients, run.block)
         self.broadcast = done.broadcast
         self.records.add_round(number, done)
         record, last = None, number == run.rounds

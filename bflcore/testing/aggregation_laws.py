@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from bflcore.aggregation import AdditiveAggregator, Aggregator, Statistics
+from bflcore.aggregation import Aggregator, State
 from bflcore.posteriors import Gaussian, Point, Posterior
 
 if TYPE_CHECKING:
@@ -86,29 +86,51 @@ def order_never_matters(rule: Aggregator, case: Case) -> None:
 
 
 def grouping_never_matters(rule: Aggregator, case: Case) -> None:
-    """A balanced tree, a chain of single clients and streaming equal the flat sum (law 1)."""
-    if not isinstance(rule, AdditiveAggregator):
-        raise AssertionError(f"{rule.name} is no AdditiveAggregator")  # noqa: TRY004 - a law broken
+    """A balanced tree, chains of single clients either way and streaming equal fusing (law 1)."""
 
-    def encode(rows: list[int]) -> Statistics:
-        part = case.rows(rows)
-        return rule.encode(part.posteriors, part.weights, case.prior)
-
-    def tree(rows: list[int]) -> Statistics:
+    def tree(rows: list[int]) -> State:
         if len(rows) == 1:
-            return encode(rows)
+            return _take_in(rule, case, rows)
         middle = (len(rows) + 1) // 2
         return rule.merge(tree(rows[:middle]), tree(rows[middle:]))
 
     clients = list(range(len(case.weights)))
-    chain, streamed = encode([0]), encode([0])
-    for k in clients[1:]:
-        chain = rule.merge(encode([k]), chain)
-        part = case.rows([k])
-        streamed = rule.accumulate(streamed, part.posteriors, part.weights, case.prior)
+    nobody = rule.start(case.prior)
+    forwards, backwards, streamed = nobody, nobody, nobody
+    for k in clients:
+        forwards = rule.merge(forwards, _take_in(rule, case, [k]))
+        backwards = rule.merge(_take_in(rule, case, [clients[-1 - k]]), backwards)
+        streamed = rule.add(streamed, case.posteriors[[k]], case.weights[[k]])
     expected = case.fused_by(rule)
-    for total in (tree(clients), chain, streamed):
-        close(rule, case, rule.decode(total, case.prior), expected)
+    for state in (tree(clients), forwards, backwards, streamed):
+        close(rule, case, rule.finish(state), expected)
+
+
+def states_are_plain_tensors(rule: Aggregator, case: Case) -> None:
+    """A state that was sent, in whatever order its tensors arrive, is the same state."""
+    first, *others = range(len(case.weights))
+    here = _take_in(rule, case, [first])
+    there = _take_in(rule, case, others) if others else rule.start(case.prior)
+    sent = {name: there.tensors[name].clone() for name in sorted(there.tensors, reverse=True)}
+    merged = rule.merge(here, there)
+    received = rule.merge(here, State(case.prior, sent))
+    for name, tensor in rule.finish(merged).pack().items():
+        hold(rule.finish(received).pack()[name] == tensor, name, tensor)
+
+
+def states_do_not_grow(rule: Aggregator, case: Case) -> None:
+    """The state of twice as many clients takes no more memory (what streaming rests on)."""
+    state = _take_in(rule, case, [*range(len(case.weights))])
+    before = {name: tensor.shape for name, tensor in state.tensors.items()}
+    twice = rule.add(state, case.posteriors, case.weights)
+    after = {name: tensor.shape for name, tensor in twice.tensors.items()}
+    if before != after:
+        raise AssertionError(f"{rule.name}: the state grows from {before} to {after}")
+
+
+def _take_in(rule: Aggregator, case: Case, rows: list[int]) -> State:
+    part = case.rows(rows)
+    return rule.add(rule.start(case.prior), part.posteriors, part.weights)
 
 
 def one_client_is_returned(rule: Aggregator, case: Case) -> None:
@@ -221,8 +243,8 @@ def unchanged_priors_come_back(rule: Aggregator, case: Case) -> None:
 def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None:
     """No NaN, no infinity, no negative variance; the dtype that went in (law 11)."""
     fused = case.fused_by(rule)
-    if fused.fault():
-        raise AssertionError(f"{rule.name}: {fused.fault()}")
+    if reason := fused.invalid():
+        raise AssertionError(f"{rule.name}: {reason}")
     for name, tensor in fused.pack().items():
         if tensor.dtype != case.prior.mean.dtype:
             raise AssertionError(f"{rule.name}: {name} is {tensor.dtype}")
@@ -242,7 +264,9 @@ def certain_clients_decide(rule: Aggregator, case: Case) -> None:
 
 LAWS: tuple[Law, ...] = (
     Law("order never matters", order_never_matters),
-    Law("grouping never matters", grouping_never_matters, "additive"),
+    Law("grouping never matters", grouping_never_matters),
+    Law("states are plain tensors", states_are_plain_tensors),
+    Law("states do not grow", states_do_not_grow, "additive"),
     Law("one client is returned", one_client_is_returned),
     Law("shift is carried through", shift_is_carried_through),
     Law("scale is carried through", scale_is_carried_through),

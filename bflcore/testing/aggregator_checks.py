@@ -18,7 +18,7 @@ Part = type[Aggregator]
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     """Yield the checks of an aggregator: a law each."""
     yield inputs_stay_untouched
-    yield weights_that_make_no_sense_are_refused
+    yield from (weights_that_make_no_sense_are_refused, ignored_weights_are_declared)
     for law in claimed(part()):
         yield _check_of(law)
 
@@ -48,6 +48,20 @@ def weights_that_make_no_sense_are_refused(part: Part) -> None:
             continue
         raise AssertionError(
             f"{what} is not refused; begin with self.check(posteriors, weights, prior)"
+        )
+
+
+def ignored_weights_are_declared(part: Part) -> None:
+    """A rule ignores weights if and only if it says so, and then it says why."""
+    if part.weighs == bool(part.ignores_weights_because):
+        raise AssertionError(
+            f"weighs is {part.weighs}, ignores_weights_because is {part.ignores_weights_because!r}; "
+            "give the reason of a rule that does not weigh, and none of another"
+        )
+    if part.weighs == bool(part.tags & {"adds-evidence", "robust"}):
+        raise AssertionError(
+            f"weighs is {part.weighs}, but tags are {sorted(part.tags)}; adds-evidence and robust "
+            "claim that weights are ignored"
         )
 
 

@@ -54,13 +54,13 @@ def rounds_are_counted(part: Part) -> None:
 
 
 def the_next_broadcast_is_valid(part: Part) -> None:
-    """Start and prior keep family, shapes and dtype, and have no fault."""
+    """Start and prior keep family, shapes and dtype, and are valid."""
     for broadcast, result, fused in _cases(part):
         following = _updated(part, broadcast, result, fused)
         for name in ("start", "prior"):
             found: Posterior = getattr(following, name)
-            if fault := found.fault():
-                raise AssertionError(f"the next {name}: {fault}")
+            if reason := found.invalid():
+                raise AssertionError(f"the next {name}: {reason}")
             wanted: Posterior = getattr(broadcast, name)
             if type(found) is not type(wanted) or problems.shapes(found) != problems.shapes(wanted):
                 raise AssertionError(

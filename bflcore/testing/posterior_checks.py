@@ -21,7 +21,7 @@ def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
     """Yield the checks of a posterior family."""
     yield inputs_stay_untouched
     yield from (packing_inverts, splitting_inverts, clients_can_be_selected)
-    yield from (valid_posteriors_have_no_fault, values_that_are_not_finite_are_a_fault)
+    yield from (valid_posteriors_are_accepted, values_that_are_not_finite_are_invalid)
     yield from (keeps_the_dtype, divergence_is_never_negative, samples_have_the_mean)
     if family.log_density is not Posterior.log_density:
         yield divergence_is_that_of_the_densities
@@ -36,7 +36,7 @@ def inputs_stay_untouched(family: Family) -> None:
     q.sample(noise)
     q.kl(p)
     q.split(of.layout)
-    q.fault()
+    q.invalid()
     for thing, copy in zip((q, p, {"noise": noise}), before, strict=True):
         problems.same(thing, copy, "an input was changed in place", 0.0)
 
@@ -62,23 +62,23 @@ def clients_can_be_selected(family: Family) -> None:
     problems.same(family.concatenate([q[[0]], q[[1, 2]]]), q, "concatenate", 0.0)
 
 
-def valid_posteriors_have_no_fault(family: Family) -> None:
+def valid_posteriors_are_accepted(family: Family) -> None:
     """What `arbitrary` returns is a posterior of the family."""
     q, _ = _pair(family)
-    if fault := q[0].fault():
-        raise AssertionError(f"fault() says of a valid posterior: {fault}")
+    if reason := q[0].invalid():
+        raise AssertionError(f"invalid() says of a valid posterior: {reason}")
 
 
-def values_that_are_not_finite_are_a_fault(family: Family) -> None:
+def values_that_are_not_finite_are_invalid(family: Family) -> None:
     """NaN or infinity in any field is noticed before it may touch the server."""
     packed = _pair(family)[0][0].pack()
     for name, tensor in packed.items():
         for value in ("nan", "inf"):
             broken = tensor.clone().flatten()
             broken[0] = float(value)
-            if not family.unpack(packed | {name: broken.view_as(tensor)}).fault():
+            if not family.unpack(packed | {name: broken.view_as(tensor)}).invalid():
                 raise AssertionError(
-                    f"fault() does not notice {value} in {name}; begin with super().fault()"
+                    f"invalid() does not notice {value} in {name}; begin with super().invalid()"
                 )
 
 

@@ -66,7 +66,8 @@ class Product(Aggregator):
     """Adds evidence."""
 
     name = "product"
-    tags = frozenset({"adds-evidence"})
+    weighs = False
+    ignores_weights_because = "every client's evidence counts in full"
 
     def fuse(self, posteriors, weights, prior):
         return prior
@@ -76,7 +77,7 @@ class Middle(Product):
     """Takes the middle."""
 
     name = "middle"
-    tags = frozenset({"robust"})
+    ignores_weights_because = "clients could lie about theirs"
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ SINGLE = {
                 {
                     "decode": lambda self, total, prior: Gaussian(
                         (total["mean"] + prior.mean).to(prior.mean.dtype),
-                        total["spread"].to(prior.mean.dtype),
+                        total["variance"].to(prior.mean.dtype),
                     )
                 },
             )
@@ -211,9 +211,9 @@ def consolidated(mu, s, prior, surplus, at=None):
     return natural / precision, 1 / precision
 
 
-def merged_as(base, merge):
+def combining(base, combine):
     """Return `base` with another way to combine partial sums."""
-    return component(type(f"Other{base.__name__}", (base,), {"merge": merge}))()
+    return component(type(f"Other{base.__name__}", (base,), {"combine": combine}))()
 
 
 def plain(self, left, right):
@@ -221,9 +221,9 @@ def plain(self, left, right):
 
 
 PARTIAL = {
-    "largest weights that add up": merged_as(WeightedConflation, plain),
-    "linear pools that forget how far their centres are apart": merged_as(LinearPool, plain),
-    "partial sums of which only the newer counts": merged_as(
+    "largest weights that add up": combining(WeightedConflation, plain),
+    "linear pools that forget how far their centres are apart": combining(LinearPool, plain),
+    "partial sums of which only the newer counts": combining(
         Average, lambda self, left, right: dict(right)
     ),
 }

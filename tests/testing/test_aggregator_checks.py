@@ -8,10 +8,12 @@ import torch
 from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import Average, Gaussian
+from bflcore.aggregation import State
 from bflcore.testing import aggregation_laws, aggregator_checks
 
 UNTOUCHED = "inputs stay untouched"
 REFUSED = "weights that make no sense are refused"
+DECLARED = "ignored weights are declared"
 
 
 def average(mistake, **fields):
@@ -25,7 +27,7 @@ def spend_the_weights(self, posteriors, weights, prior):
 
 
 def accept_all(self, posteriors, weights, prior):
-    return self.decode(self.encode(posteriors, weights, prior), prior)
+    return self.finish(self.add(self.start(prior), posteriors, weights))
 
 
 def halve_the_variance(self, posteriors, weights, prior):
@@ -38,6 +40,19 @@ def favour_the_first(self, posteriors, weights, prior):
     boost = torch.ones_like(weights)
     boost[0] = 2
     return Average.fuse(self, posteriors, weights * boost, prior)
+
+
+def keep_every_client(self, state, posteriors, weights):
+    added = Average.add(self, state, posteriors, weights)
+    kept = state.tensors.get("kept", posteriors.mean[:0].flatten())
+    return State(state.prior, {**added.tensors, "kept": torch.cat([kept, posteriors.mean[:, 0]])})
+
+
+def merge_by_position(self, left, right):
+    if not left.tensors or not right.tensors:
+        return left if left.tensors else right
+    both = zip(left.tensors, left.tensors.values(), right.tensors.values(), strict=True)
+    return State(left.prior, {name: one + two for name, one, two in both})
 
 
 WRONG = [
@@ -64,6 +79,12 @@ WRONG = [
         average("Claims that evidence adds up", tags=Average.tags | {"shrinks-variance"}),
         {"identical clients divide their variance"},
     ),
+    (
+        average("Says that weights do not matter", weighs=False, ignores_weights_because="of it"),
+        {DECLARED, "variance is at most the average"},
+    ),
+    (average("Keeps every client", add=keep_every_client), {"states do not grow"}),
+    (average("Merges by position", merge=merge_by_position), {"states are plain tensors"}),
 ]
 
 
@@ -79,13 +100,13 @@ def test_a_right_aggregator_passes():
 def test_every_law_that_is_claimed_is_a_check():
     part = average("Claims all there is", tags=frozenset(law.tag for law in aggregation_laws.LAWS))
     laws = {law.name for law in aggregation_laws.LAWS}
-    assert sentences(aggregator_checks.checks_of(part)) == {UNTOUCHED, REFUSED, *laws}
+    assert sentences(aggregator_checks.checks_of(part)) == {UNTOUCHED, REFUSED, DECLARED, *laws}
 
 
 def test_a_family_that_nobody_knows_is_said_and_nothing_passes_for_want_of_cases():
     part = average("Misspells its family", families=("gausian",))
     found = reasons(part)
-    assert found.keys() == sentences(aggregator_checks.checks_of(part))
+    assert found.keys() == sentences(aggregator_checks.checks_of(part)) - {DECLARED}
     assert set(found.values()) == {
         "families are ('gausian',), of which none is installed; installed: "
         + found[UNTOUCHED].partition("installed: ")[2]

@@ -52,7 +52,7 @@ def test_every_check_has_a_method_that_fails_it():
             "inference unregistered is not registered; yield Unregistered from bfl_inferences",
         ),
         ("Chooses an update of another family", RUNS, "empirical-bayes"),
-        ("Explodes", RUNS, "0 of 3 clients gave a usable result"),
+        ("Explodes", RUNS, "0 of 3 clients gave a valid result"),
     ],
 )
 def test_the_reason_is_the_message_that_a_user_would_see(mistake, check, said):

@@ -50,23 +50,25 @@ WRONG = [
     ),
     (
         gaussian(
-            "Finds fault with variances above 1",
-            fault=lambda q: Gaussian.fault(q) or "wide" * bool((q.variance > 1).any()),
+            "Rejects variances above 1",
+            invalid=lambda q: (
+                Gaussian.invalid(q) or ("wide" if bool((q.variance > 1).any()) else None)
+            ),
         ),
-        {"valid posteriors have no fault"},
+        {"valid posteriors are accepted"},
     ),
     (
         gaussian(
-            "Looks at variances alone", fault=lambda q: "negative" * bool((q.variance < 0).any())
+            "Looks at variances alone", invalid=lambda q: "negative" * bool((q.variance < 0).any())
         ),
-        {"values that are not finite are a fault"},
+        {"values that are not finite are invalid"},
     ),
     (
         gaussian(
             "Takes infinity for a number",
-            fault=lambda q: "nan" * any(bool(t.isnan().any()) for t in q.pack().values()),
+            invalid=lambda q: "nan" * any(bool(t.isnan().any()) for t in q.pack().values()),
         ),
-        {"values that are not finite are a fault"},
+        {"values that are not finite are invalid"},
     ),
     (
         gaussian("Samples in float64", sample=lambda q, noise: Gaussian.sample(q, noise).double()),

@@ -1,14 +1,21 @@
-"""Weights from how far posteriors are apart."""
+"""Weightings by how far posteriors are apart: KL divergences in nats."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from bflcore import Broadcast, Gaussian
-from bflcore.aggregation import COORDINATES, blocks
+from bfl_aggregators.pools import PAPER
+from bflcore import Broadcast, Gaussian, Posterior, Weighting, component, option
+from bflcore.aggregation import COORDINATES, slices
+from bflcore.lazy import lazy
 
-__all__ = ["distance_weights", "divergences", "max_discrepancy_weights"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+__all__ = ["Distance", "MaxDiscrepancy"]
 
 # Nats. Identical posteriors weigh as if they were this far apart, infinitely distant ones (one is
 # certain where another is not) as if they were that far: weights stay positive and finite, and
@@ -16,38 +23,64 @@ __all__ = ["distance_weights", "divergences", "max_discrepancy_weights"]
 NEAREST, FARTHEST = 1e-12, 1e100
 
 
-def distance_weights(posteriors: Gaussian, broadcast: Broadcast) -> Tensor:
-    """Return 1 / KL(q_k || start) ``[K]``."""
-    start = broadcast.start
-    assert isinstance(start, Gaussian)  # noqa: S101 - the registry admits no other family
-    apart = torch.zeros(len(posteriors.mean), dtype=torch.float64, device=posteriors.mean.device)
-    for part in blocks(len(start.mean), COORDINATES):
-        apart += _on(posteriors, part).kl(_on(start, part))
-    return _inverse(apart)
+@component
+class MaxDiscrepancy(Weighting):
+    """Weigh each client by the inverse of its divergence from the others.
+
+    gamma_k = 1 / d_k, where d_k is the sum (or maximum) over j of KL(q_k || q_j), or of
+    KL(q_j || q_k). Identical clients weigh the same. Takes K^2 P steps.
+    """
+
+    name = "max-discrepancy"
+    reference = f"{PAPER}, which leaves sum or max and the direction open"
+    families = ("gaussian",)
+    local = False
+
+    direction: str = option(
+        "to-others",
+        "KL(q_k || q_j) or KL(q_j || q_k)",
+        choices=("to-others", "from-others"),
+    )
+    over: str = option("sum", "how divergences from the others combine", choices=("sum", "max"))
+
+    def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
+        """Return 1 / d_k ``[K]`` from KL(q_k || q_j) ``[K, K]``, row k, column j."""
+        clients, parameters = posteriors.mean.shape
+        apart = posteriors.mean.new_zeros(clients, clients, dtype=torch.float64)
+        for chunk in slices(parameters, COORDINATES):
+            everybody = _select(posteriors, chunk)
+            for k in range(clients):
+                apart[k] += everybody[k].kl(everybody)
+        if self.direction == "from-others":
+            apart = apart.T
+        return _invert(apart.sum(1) if self.over == "sum" else apart.amax(1))
 
 
-def max_discrepancy_weights(posteriors: Gaussian, direction: str, over: str) -> Tensor:
-    """Return 1 / d_k ``[K]``, where d_k is the sum or maximum of a row (column) of KLs."""
-    apart = divergences(posteriors)
-    apart = apart if direction == "to-others" else apart.T
-    return _inverse(apart.sum(1) if over == "sum" else apart.amax(1))
+@component
+class Distance(Weighting):
+    """Weigh each client by the inverse of its divergence from the last global posterior.
+
+    gamma_k = 1 / KL(q_k || q), where q is what the round started from.
+    """
+
+    name = "distance"
+    reference = PAPER
+    families = ("gaussian",)
+
+    def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
+        """Return 1 / KL ``[K]``."""
+        clients, parameters = posteriors.mean.shape
+        apart = posteriors.mean.new_zeros(clients, dtype=torch.float64)
+        for chunk in slices(parameters, COORDINATES):
+            apart += _select(posteriors, chunk).kl(_select(broadcast.start, chunk))
+        return _invert(apart)
 
 
-def divergences(posteriors: Gaussian) -> Tensor:
-    """Return KL(q_k || q_j) ``[K, K]`` in nats, row k, column j; K^2 P steps."""
-    clients, parameters = posteriors.mean.shape
-    apart = posteriors.mean.new_zeros(clients, clients, dtype=torch.float64)
-    for part in blocks(parameters, COORDINATES):
-        everybody = _on(posteriors, part)
-        for k in range(clients):
-            apart[k] += everybody[k].kl(everybody)
-    return apart
-
-
-def _on(posterior: Gaussian, part: slice) -> Gaussian:
+def _select(posterior: Posterior, chunk: slice) -> Gaussian:
     """Return the posterior over some coordinates, in float64."""
-    return posterior.map(lambda tensor: tensor[..., part].double())
+    assert isinstance(posterior, Gaussian), "the registry admits no other family"  # noqa: S101
+    return posterior.map(lambda tensor: tensor[..., chunk].double())
 
 
-def _inverse(divergence: Tensor) -> Tensor:
+def _invert(divergence: Tensor) -> Tensor:
     return divergence.clamp(NEAREST, FARTHEST).reciprocal()

@@ -144,7 +144,7 @@ def test_precisions_of_24_decades_and_weights_of_a_billionth_leave_no_nan(rule, 
     clients = Gaussian(normal(2, 25, dtype=dtype), variance)
     prior = Gaussian(normal(25, seed=5, dtype=dtype), variance.amax(0))
     fused = rule.fuse(clients, torch.tensor([1e-9, 1.0], dtype=DOUBLE), prior)
-    assert fused.fault() == ""
+    assert fused.invalid() is None
     assert bool((fused.variance > 0).all())
     assert fused.mean.dtype == fused.variance.dtype == dtype
 
@@ -166,16 +166,16 @@ def test_the_linear_pool_sees_a_variance_that_is_tiny_beside_the_way_from_the_pr
     exact = float(clients.mean.diff(dim=0)) ** 2 / 4 + 1e-12
     for fused in (
         LinearPool().fuse(clients, torch.ones(2), start()),
-        LinearPool().decode(streamed(LinearPool(), clients, torch.ones(2), start()), start()),
+        LinearPool().finish(stream(LinearPool(), clients, torch.ones(2), start())),
     ):
         assert fused.variance.item() == pytest.approx(exact, rel=1e-5)
 
 
-def streamed(rule, clients, weights, prior):
-    total = {}
+def stream(rule, clients, weights, prior):
+    state = rule.start(prior)
     for k in range(len(weights)):
-        total = rule.accumulate(total, clients[[k]], weights[[k]], prior)
-    return total
+        state = rule.add(state, clients[[k]], weights[[k]])
+    return state
 
 
 @each_rule
@@ -207,8 +207,8 @@ def test_clients_stay_as_they_were(rule):
 
 def floors(clients, prior, **options):
     rule = WeightConsolidation(**options)
-    total = rule.encode(clients, torch.ones(len(clients.mean)), prior)
-    return rule.decode(total, prior), rule.report(total, prior)
+    state = rule.add(rule.start(prior), clients, torch.ones(len(clients.mean)))
+    return rule.finish(state), rule.report(state)
 
 
 def test_a_precision_that_is_not_positive_is_floored_and_counted():

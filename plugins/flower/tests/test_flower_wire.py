@@ -24,8 +24,9 @@ from bflcore import (
     Point,
     Variational,
 )
+from bflcore.engines.base import Session
 from bflcore.messages import Evaluation
-from bflcore.rounds import Fusion, Recipe
+from bflcore.rounds import Recipe, run_round
 from bflcore.testing import problems
 
 PARAMETERS = 4
@@ -53,6 +54,22 @@ def result():
         {"gradient": torch.ones(1, 3, 2)},
         {"age": torch.tensor([8])},
     )
+
+
+class Replies(Session):
+    """Clients whose replies are known beforehand."""
+
+    def __init__(self, replies):
+        self.replies = replies
+
+    def fit(self, broadcast, clients):
+        yield from self.replies
+
+    def remember(self, result):
+        pass
+
+    def evaluate(self, broadcast, clients):
+        return iter(())
 
 
 def answered(reply, stage=FIT):
@@ -177,12 +194,9 @@ def replies(draw):
 @given(replies())
 def test_no_reply_whatever_it_holds_breaks_the_server_or_its_posterior(content):
     recipe = Recipe(Variational(), Average(), Equal(), Fixed())
-    fusion = Fusion(recipe, broadcast(), [1, 2])
     honest = LocalResult((1,), gaussian(1), torch.tensor([5]), torch.tensor([1.0]))
-    fusion.add(honest)
-    for reply in task().read(content):
-        fusion.add(reply)
-    fused = fusion.finish(client_seconds=0, clients=2)
+    session = Replies([honest, *task().read(content)])
+    fused = run_round(recipe, session, broadcast(), [1, 2])
     if fused.replied == (1,):
         assert [error.client for error in fused.dropped] == [2]
         assert torch.equal(fused.broadcast.start.mean, gaussian().mean)

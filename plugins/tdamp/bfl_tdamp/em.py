@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
-import numpy as np
-import torch
 
-from bfl_tdamp.message_passing import TINY, own
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
-from bflcore import Broadcast
+from bflcore import Broadcast, HyperUpdate, component, option
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
     from torch import Tensor
 
-    from bfl_tdamp.plugin import EMGroupSparse
     from bflcore import LocalResult, Posterior, Statistics
+else:
+    np, torch = lazy("numpy"), lazy("torch")
 
-__all__ = ["balanced", "best_noise", "loss_without", "prune", "summarise", "update"]
+__all__ = ["EMGroupSparse", "balance", "best_noise", "loss_without", "prune"]
 
+TINY = 1e-30  # keeps 0 / 0 a zero
 NOISE = (1e-3, 1e3)  # variances the noise of classes is kept within
 SMALLEST = 1e-6  # noise variance of a regression
 EULER = 0.5772156649
@@ -33,27 +35,46 @@ BEST = (
 )
 
 
-def summarise(result: LocalResult, weights: Tensor) -> Statistics:
-    """Sum w and w times each moment of the residuals."""
-    w = weights.double()
-    moments = {name: (w * tensor.double()).sum() for name, tensor in result.statistics.items()}
-    return {"weight": w.sum(), **moments}
+@component
+class EMGroupSparse(HyperUpdate):
+    """Make the fused posterior the prior, reach the target sparsity, and update the noise."""
 
+    name = "em-group-sparse"
+    reference = "Xu et al. 2024, section III-C and Algorithm 2"
+    families = ("bernoulli-gaussian",)
 
-def update(
-    hyper: EMGroupSparse, broadcast: Broadcast, fused: Posterior, total: Statistics
-) -> Broadcast:
-    """Return the next start and prior; the prior's variances stay the first ones (see `Tdamp`)."""
-    q = own(fused)
-    if hyper.learn_noise:
-        moments = {name: float(t / total["weight"]) for name, t in total.items()}
-        noise = _noise(float(q.noise), moments)
-        q = attrs.evolve(q, noise=torch.full_like(q.noise, noise))
-    first = own(broadcast.prior).slab_variance
-    if hyper.target < 1:
-        q = prune(hyper, q, balanced(q, loss_without(q, first)), broadcast.round + 1)
-    prior = attrs.evolve(q, slab_variance=first)
-    return Broadcast(broadcast.round + 1, q, prior, broadcast.hyper)
+    target: float = option(
+        1.0, "fraction of the groups of weights that are kept in the end", above=0, at_most=1
+    )
+    rho: float = option(
+        0.9,
+        "first probability of the groups, where some are to be removed (rho_0)",
+        above=0,
+        below=1,
+    )
+    deadline: int = option(
+        10, "rounds over which the other groups are removed, few at a time", at_least=1
+    )
+    learn_noise: bool = option(True, "update the noise variance")
+
+    def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
+        """Sum w and w times each moment of the residuals."""
+        w = weights.double()
+        moments = {name: (w * tensor.double()).sum() for name, tensor in result.statistics.items()}
+        return {"weight": w.sum(), **moments}
+
+    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
+        """Return the next start and prior; the prior keeps its initial variances (see `Tdamp`)."""
+        q = cast("BernoulliGaussian", fused)
+        if self.learn_noise:
+            moments = {name: float(t / total["weight"]) for name, t in total.items()}
+            noise = _update_noise(float(q.noise), moments)
+            q = attrs.evolve(q, noise=torch.full_like(q.noise, noise))
+        first = cast("BernoulliGaussian", broadcast.prior).slab_variance
+        if self.target < 1:
+            q = prune(self, q, balance(q, loss_without(q, first)), broadcast.round + 1)
+        prior = attrs.evolve(q, slab_variance=first)
+        return Broadcast(broadcast.round + 1, q, prior, broadcast.hyper)
 
 
 def loss_without(q: BernoulliGaussian, first: Tensor) -> Tensor:
@@ -66,7 +87,7 @@ def loss_without(q: BernoulliGaussian, first: Tensor) -> Tensor:
     return 0.5 * q.per_group(q.slab_mean.square() * data)
 
 
-def balanced(q: BernoulliGaussian, loss: Tensor) -> Tensor:
+def balance(q: BernoulliGaussian, loss: Tensor) -> Tensor:
     """Divide every group's `loss` ``[G]`` by the root of the mean over its matrix's kept groups.
 
     Each alone, many inputs that say much the same are worth little: by the plain loss a matrix of
@@ -106,7 +127,7 @@ def prune(
     return attrs.evolve(q, log_odds=torch.where(kept, fate, -CERTAIN))
 
 
-def _noise(noise: float, moments: dict[str, float]) -> float:
+def _update_noise(noise: float, moments: dict[str, float]) -> float:
     """Return the noise variance that explains the last sweep's residuals.
 
     Regression: E (y - z)^2. Classification: a minimum Gumbel, density exp(t - e^t) of

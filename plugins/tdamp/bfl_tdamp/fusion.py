@@ -10,62 +10,75 @@ odds:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
-import torch
 
-from bfl_tdamp.message_passing import own
 from bfl_tdamp.posterior import CERTAIN, NUMBERS, BernoulliGaussian
+from bflcore import AdditiveAggregator, Posterior, Statistics, component
 from bflcore.aggregation import weighted_sum
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+else:
+    torch = lazy("torch")
 
-    from bflcore import Posterior, Statistics
+__all__ = ["GeometricMean"]
 
 CONSTANTS = ("centre", *NUMBERS)  # the same at every client that takes part
 
-__all__ = ["decode", "encode"]
 
+@component
+class GeometricMean(AdditiveAggregator):
+    """Fuse by the normalised weighted geometric mean of the posteriors.
 
-def encode(posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-    """Return the sums over clients; means as differences d from the prior's."""
-    q, origin, w = own(posteriors), own(prior), weights.double()
-    precision = 1 / q.slab_variance
-    shift = q.slab_mean - origin.slab_mean
-    normaliser = origin.per_group(q.slab_variance.log() + precision * shift.square())
-    constants = {name: getattr(own(posteriors), name).double() for name in CONSTANTS}
-    return {
-        "weight": w.sum(),
-        "precision": weighted_sum(w, precision),
-        "shift": weighted_sum(w, precision * shift),
-        "log_odds": weighted_sum(w, q.log_odds),
-        "normaliser": weighted_sum(w, normaliser),
-        **{name: weighted_sum(w, tensor) for name, tensor in constants.items()},
-    }
+    Precisions, precision-weighted means and log-odds are averaged; where clients disagree, the
+    normaliser lowers the odds of a group.
+    """
 
+    name = "geometric-mean"
+    reference = "Xu et al. 2024, eq. 11-14 (with means and variances of eq. 14 in their places)"
+    families = ("bernoulli-gaussian",)
+    tags = frozenset({"pools", "additive"})
 
-def decode(total: Statistics, prior: Posterior) -> BernoulliGaussian:
-    """Return the fused posterior in the prior's dtype."""
-    origin, weight = own(prior), total["weight"]
-    variance = weight / total["precision"]
-    shift = total["shift"] / total["precision"]
-    constants = {name: total[name] / weight for name in CONSTANTS}
-    log_c = 0.5 * (
-        origin.per_group(variance.log() + shift.square() / variance) - total["normaliser"] / weight
-    )
-    log_odds = total["log_odds"] / weight
-    # What every client holds for certain is not up for disagreement.
-    log_odds = torch.where(
-        log_odds >= CERTAIN * (1 - 1e-6), log_odds, log_odds + log_c.clamp_max(0)
-    )
-    fused = attrs.evolve(
-        origin,
-        slab_mean=origin.slab_mean + shift,
-        slab_variance=variance,
-        log_odds=log_odds.clamp(-CERTAIN, CERTAIN),
-        **constants,
-    )
-    dtype = origin.slab_mean.dtype
-    return fused.map(lambda tensor: tensor.to(dtype))
+    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
+        """Sum w, w / s, w d / s, w log-odds and the normalisers' terms; d = mu - prior mu."""
+        q, origin = cast("BernoulliGaussian", posteriors), cast("BernoulliGaussian", prior)
+        w = weights.double()
+        precision = 1 / q.slab_variance
+        shift = q.slab_mean - origin.slab_mean
+        normaliser = origin.per_group(q.slab_variance.log() + precision * shift.square())
+        return {
+            "weight": w.sum(),
+            "precision": weighted_sum(w, precision),
+            "shift": weighted_sum(w, precision * shift),
+            "log_odds": weighted_sum(w, q.log_odds),
+            "normaliser": weighted_sum(w, normaliser),
+            **{name: weighted_sum(w, getattr(q, name).double()) for name in CONSTANTS},
+        }
+
+    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+        """Divide by the sum of weights and normalise."""
+        origin, weight = cast("BernoulliGaussian", prior), total["weight"]
+        variance = weight / total["precision"]
+        shift = total["shift"] / total["precision"]
+        log_c = 0.5 * (
+            origin.per_group(variance.log() + shift.square() / variance)
+            - total["normaliser"] / weight
+        )
+        log_odds = total["log_odds"] / weight
+        # What every client holds for certain is not up for disagreement.
+        log_odds = torch.where(
+            log_odds >= CERTAIN * (1 - 1e-6), log_odds, log_odds + log_c.clamp_max(0)
+        )
+        fused = attrs.evolve(
+            origin,
+            slab_mean=origin.slab_mean + shift,
+            slab_variance=variance,
+            log_odds=log_odds.clamp(-CERTAIN, CERTAIN),
+            **{name: total[name] / weight for name in CONSTANTS},
+        )
+        dtype = origin.slab_mean.dtype
+        return fused.map(lambda tensor: tensor.to(dtype))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from bfl_tdamp.em import EMGroupSparse
+from bfl_tdamp.fusion import GeometricMean
 from bfl_tdamp.posterior import BernoulliGaussian
 from bflcore import (
-    AdditiveAggregator,
     Aggregator,
     Broadcast,
     HyperUpdate,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from bflcore import Cohort, LocalResult, Predictive, Problem, Statistics
+    from bflcore import Cohort, LocalResult, Predictive, Problem
 
 
 @component
@@ -120,67 +121,6 @@ class Tdamp(LocalInference):
         from bfl_tdamp import prediction
 
         return prediction.predict(self, problem, posterior, memory, x)
-
-
-@component
-class GeometricMean(AdditiveAggregator):
-    """Fuse by the normalised weighted geometric mean of the posteriors.
-
-    Precisions, precision-weighted means and log-odds are averaged; where clients disagree, the
-    normaliser lowers the odds of a group.
-    """
-
-    name = "geometric-mean"
-    reference = "Xu et al. 2024, eq. 11-14 (with means and variances of eq. 14 in their places)"
-    families = ("bernoulli-gaussian",)
-    tags = frozenset({"pools", "additive"})
-
-    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum w, w / s, w d / s, w log-odds and the normalisers' terms; d = mu - prior mu."""
-        from bfl_tdamp import fusion
-
-        return fusion.encode(posteriors, weights, prior)
-
-    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Divide by the weights and normalise."""
-        from bfl_tdamp import fusion
-
-        return fusion.decode(total, prior)
-
-
-@component
-class EMGroupSparse(HyperUpdate):
-    """Make the fused posterior the prior, reach the target sparsity, and update the noise."""
-
-    name = "em-group-sparse"
-    reference = "Xu et al. 2024, section III-C and Algorithm 2"
-    families = ("bernoulli-gaussian",)
-
-    target: float = option(
-        1.0, "share of the groups of weights that are kept in the end", above=0, at_most=1
-    )
-    rho: float = option(
-        0.9,
-        "first probability of the groups, where some are to be removed (rho_0)",
-        above=0,
-        below=1,
-    )
-    deadline: int = option(
-        10, "rounds over which the other groups are removed, few at a time", at_least=1
-    )
-    learn_noise: bool = option(True, "update the noise variance")
-
-    def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
-        """Sum w and w times the residuals' moments."""
-        from bfl_tdamp import em
-
-        return em.summarise(result, weights)
-
-    def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
-        """Return the next start and prior."""
-        from bfl_tdamp import em
-
-        return em.update(self, broadcast, fused, total)
 
 
 class EMTdamp(Method):

@@ -177,14 +177,14 @@ class BernoulliGaussian(Posterior):
         batch = torch.broadcast_shapes(self.noise.shape, personal.noise.shape)
         return self.unpack(whole | {name: mine[name].expand(batch) for name in NUMBERS})
 
-    def fault(self) -> str:
-        """Say what makes this no posterior of the family: not finite, variances not above 0."""
-        if fault := super().fault():
-            return fault
+    def invalid(self) -> str | None:
+        """Return why this is not a posterior of the family: not finite, a variance not above 0."""
+        if reason := super().invalid():
+            return reason
         for name in ("slab_variance", "noise"):
             if bool((getattr(self, name) <= 0).any()):
                 return f"{name} is not above 0"
-        return ""
+        return None
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return parameters ``[..., P]``: groups that are drawn zero, the others Gaussian.
