@@ -64,7 +64,7 @@ def pruned(problem: Problem, posterior: Posterior) -> Pruned:
     """
     net = layers(problem, own(posterior).map(lambda tensor: tensor[None]), chain(problem))
     keep = [(layer.log_odds[0].sigmoid() >= KEPT).nonzero()[:, 0] for layer in net]
-    rows = [*keep[1:], torch.arange(net[-1].mean.shape[1], device=keep[0].device)]
+    rows = [*keep[1:], torch.arange(net[-1].weights.mean.shape[1], device=keep[0].device)]
     parts: list[nn.Module] = []
     for layer, columns, row in zip(net, keep, rows, strict=True):
         parts += [_linear(layer, columns, row), nn.ReLU()]
@@ -73,11 +73,11 @@ def pruned(problem: Problem, posterior: Posterior) -> Pruned:
 
 
 def _linear(layer: Layer, columns: Tensor, rows: Tensor) -> nn.Linear:
-    weight = layer.moments()[0][0][:, columns]
+    weight = layer.moments().mean[0][:, columns]
     # The bias of the posterior is the pre-activation at the centre: z = W (u - centre) + b.
     bias = -(weight @ layer.centre[0, columns])
     if layer.bias is not None:
-        bias = bias + layer.bias[0, 0]
+        bias = bias + layer.bias.mean[0, 0]
     linear = nn.Linear(len(columns), len(rows), device=weight.device, dtype=weight.dtype)
     linear.weight = nn.Parameter(weight[rows].clone())
     linear.bias = nn.Parameter(bias[rows].clone())

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from bflcore import Layout, Posterior
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+else:
+    torch = lazy("torch")
 
 __all__ = ["CERTAIN", "BernoulliGaussian", "groups", "slab_divergence"]
 
@@ -81,7 +84,6 @@ class BernoulliGaussian(Posterior):
     @classmethod
     def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> BernoulliGaussian:
         """Return slabs around N(0, 1) and log-odds around 0, about one fixed centre."""
-        import torch
 
         def normal(size: int) -> Tensor:
             return torch.randn(clients, size, generator=noise, dtype=torch.float64)
@@ -117,8 +119,6 @@ class BernoulliGaussian(Posterior):
 
     def spread(self, values: Tensor, other: float) -> Tensor:
         """Give every parameter its group's value ``[..., G]``, those without one `other`."""
-        import torch
-
         pieces, start = [], 0
         for rows, columns in self.sides():
             if columns:
@@ -131,8 +131,6 @@ class BernoulliGaussian(Posterior):
 
     def per_group(self, values: Tensor) -> Tensor:
         """Sum over the parameters of each group: ``[..., P]`` -> ``[..., G]``."""
-        import torch
-
         sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
         pieces = [
             piece.unflatten(-1, (rows, columns)).sum(-2)
@@ -166,8 +164,6 @@ class BernoulliGaussian(Posterior):
 
     def join(self, personal: Self, layout: Layout) -> Self:
         """Put both halves together; the noise and the count are the shared one's."""
-        import torch
-
         mine, theirs = self.pack(), personal.pack()
         whole = {
             name: _layout_of(layout, name).join(mine[name], theirs[name])
@@ -192,8 +188,6 @@ class BernoulliGaussian(Posterior):
         The first normal of a group decides: u = Phi(z) < rho keeps it, and Phi^-1(u / rho) is
         normal again, given that.
         """
-        import torch
-
         sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
         pieces, start = [], 0
         for piece, (rows, columns) in zip(noise.split(sizes, -1), self.sides(), strict=True):
@@ -216,8 +210,7 @@ class BernoulliGaussian(Posterior):
 
     def kl(self, other: BernoulliGaussian) -> Tensor:
         """Return KL(self || other) ``[...]``: of the Bernoullis, and of the slabs where kept."""
-        from torch.nn.functional import logsigmoid
-
+        logsigmoid = torch.nn.functional.logsigmoid
         rho = self.probability
         bernoulli = rho * (logsigmoid(self.log_odds) - logsigmoid(other.log_odds))
         bernoulli = bernoulli + (1 - rho) * (
