@@ -5,15 +5,15 @@ q_k = N(mu_k, s_k) for every parameter, weights w_k; the formulas are for weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from bfl_aggregators.dropout import MCDropout
 from bflcore import (
     AdditiveAggregator,
     Aggregator,
     LocalInference,
     Method,
-    PointInference,
     Statistics,
     Weighting,
     component,
@@ -28,11 +28,9 @@ from bflcore.aggregation import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from bflcore import Broadcast, Cohort, Gaussian, Posterior, Predictive, Problem
-    from bflcore.inference.gradient import Batch
+    from bflcore import Broadcast, Gaussian, Posterior
 
 PAPER = "Fischer, Orescanin, Loomis & McClure 2024"
 
@@ -316,47 +314,6 @@ class Distance(Weighting):
         from bfl_aggregators import weightings
 
         return weightings.distance_weights(cast("Gaussian", posteriors), broadcast)
-
-
-@component
-class MCDropout(PointInference):
-    """Train a point estimate with dropout on hidden units, and keep dropout on to predict.
-
-    Minimises what `map` does, each sample under its own mask; a prediction averages over masks.
-    """
-
-    name = "mc-dropout"
-    reference = f"{PAPER} (dropout 0.2); Gal & Ghahramani 2016"
-
-    rate: float = option(0.2, "probability that a hidden unit is dropped", at_least=0, below=1)
-    predict_draws: int = option(10, "masks averaged in a prediction (S)", at_least=1)
-
-    def check(self, problem: Problem) -> None:
-        """Refuse a network without hidden units."""
-        from bfl_aggregators import dropout
-
-        dropout.check(problem)
-
-    def gradient(
-        self, problem: Problem, cohort: Cohort
-    ) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]]:
-        """Differentiate under fresh masks."""
-        from bfl_aggregators import dropout
-
-        return dropout.DropoutGradient(self, problem, cohort)
-
-    def predict(
-        self,
-        problem: Problem,
-        posterior: Posterior,
-        memory: Mapping[str, Tensor],
-        x: Tensor,
-        streams: list[torch.Generator],
-    ) -> Predictive:
-        """Average predictions over masks."""
-        from bfl_aggregators import dropout
-
-        return dropout.predict(self, problem, posterior, memory, x, streams)
 
 
 class MCDropoutMethod(Method):
