@@ -91,18 +91,14 @@ def test_a_memory_reads_its_own_fields_among_those_of_others():
 def test_the_initial_memory_is_the_personal_part_of_the_initial_posterior():
     of, inference = problem(sharing="body"), Variational()
     expected = inference.initial(of).split(of.layout)[1]
-    assert equal(
-        Memory.unpack(inference.initial_memory(of), Gaussian), Memory(personal=expected)
-    )
+    assert equal(Memory.unpack(inference.initial_memory(of), Gaussian), Memory(personal=expected))
 
 
 @each_sharing
 def test_a_clients_parameters_are_the_shared_ones_beside_its_personal_ones(sharing):
     of = problem(sharing=sharing)
     shared, personal = gaussian(3, of.layout.total).split(of.layout)
-    members = attrs.evolve(
-        cohort(of, Variational()), memory=Memory(personal=personal).pack()
-    )
+    members = attrs.evolve(cohort(of, Variational()), memory=Memory(personal=personal).pack())
     joined = join_personal(of, shared[0], members)
     for client in range(3):
         expected = shared[0].join(personal[client], of.layout)
