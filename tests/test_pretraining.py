@@ -12,7 +12,6 @@ from builders import problem
 from bflcore import Broadcast, Cohort, Continual, Fixed, Gaussian, Map, RunError, Variational
 from bflcore.cli import main
 from bflcore.experiments.pretraining import pool_samples, pretrain
-from bflcore.inference.memory import PERSONAL
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, begin
 
@@ -84,7 +83,7 @@ def test_only_shared_coordinates_are_pre_trained():
     assert after.start.mean.shape == (of.layout.shared_total,)
     remembered = inference.initial_memory(of)
     assert all(torch.equal(remembered[name], before[name]) for name in before)
-    assert torch.equal(before[f"{PERSONAL}mean"], of.layout.split(of.initial)[1])
+    assert torch.equal(before["personal.mean"], of.layout.split(of.initial)[1])
 
 
 @attrs.frozen(kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import contextmanager
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -115,8 +116,9 @@ def test_fitting_and_predicting_leave_the_global_generators_alone(inference):
     with untouched():
         broadcast = first_broadcast(inference, of)
         memory = inference.fit(of, broadcast, members).memory
-        inference.personalise(of, broadcast, members, novel=True)
-        inference.predict(of, broadcast.start, memory, members.x, members.streams("predict"))
+        novel = attrs.evolve(members, memory=memory, novel=True)
+        memory = inference.personalise(of, broadcast, novel)
+        inference.predict(of, broadcast, attrs.evolve(novel, memory=memory), members.x)
 
 
 def test_streams_of_a_cohort_belong_to_its_clients_whatever_their_rows():

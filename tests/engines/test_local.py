@@ -110,8 +110,8 @@ class Faulty(LocalInference):
             )
         return self.inner.fit(problem, broadcast, cohort)
 
-    def predict(self, problem, posterior, memory, x, streams):
-        return self.inner.predict(problem, posterior, memory, x, streams)
+    def predict(self, problem, broadcast, cohort, x):
+        return self.inner.predict(problem, broadcast, cohort, x)
 
 
 def one_round(engine, how, clients=(0, 1, 2), min_clients=1):
@@ -151,7 +151,7 @@ def test_evaluation_blames_its_client():
     class Blind(Faulty):
         """Cannot predict."""
 
-        def predict(self, problem, posterior, memory, x, streams):
+        def predict(self, problem, broadcast, cohort, x):
             raise RuntimeError("dark")
 
     of, inference = problem(), Blind()

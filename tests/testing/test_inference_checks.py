@@ -71,7 +71,7 @@ def sort_rows(result, broadcast, cohort):
 
 
 def with_a_counter(self, problem):
-    return {**Map.remember(self, problem), "count": torch.zeros(1)}
+    return {**Map.initial_memory(self, problem), "count": torch.zeros(1)}
 
 
 def forget_the_counter(result, broadcast, cohort):
@@ -79,15 +79,16 @@ def forget_the_counter(result, broadcast, cohort):
     return attrs.evolve(result, memory=memory)
 
 
-def predict_logits(self, problem, posterior, memory, x, streams):
-    found = Map.predict(self, problem, posterior, memory, x, streams)
+def predict_logits(self, problem, broadcast, cohort, x):
+    found = Map.predict(self, problem, broadcast, cohort, x)
     return Predictive(found.draws.log())
 
 
 def personalise_badly(when):
-    def personalise(self, problem, broadcast, cohort, novel):
-        memory = Map.personalise(self, problem, broadcast, cohort, novel)
-        return {n: t * float("nan") for n, t in memory.items()} if novel is when else memory
+    def personalise(self, problem, broadcast, cohort):
+        memory = Map.personalise(self, problem, broadcast, cohort)
+        bad = {name: tensor * float("nan") for name, tensor in memory.items()}
+        return bad if cohort.novel is when else memory
 
     return personalise
 
@@ -164,7 +165,7 @@ MISTAKES = {
     "Has no loss without data": ({"fit": after(lose_the_loss)}, {NO_DATA}),
     "Returns the likelihood for its loss": ({"fit": changed("loss", lambda loss: -loss)}, {LOSS}),
     "Forgets a part of its memory": (
-        {"remember": with_a_counter, "fit": after(forget_the_counter)},
+        {"initial_memory": with_a_counter, "fit": after(forget_the_counter)},
         {MEMORY},
     ),
     "Forgets its personal posterior": (

@@ -19,7 +19,7 @@ FILES = {
     "gitignore": ".gitignore",
     "init.py": "$package/__init__.py",
     "plugin.py": "$package/plugin.py",
-    "fitting.py": "$package/fitting.py",
+    "inference.py": "$package/$module.py",
     "py.typed": "$package/py.typed",
     "test_conformance.py": "tests/test_${module}_conformance.py",
     "test_method.py": "tests/test_${module}.py",
@@ -29,8 +29,7 @@ FILES = {
 def write_plugin(name: str, folder: Path) -> list[Path]:
     """Write the distribution ``bfl-NAME`` to `folder`, which must not exist; return its files.
 
-    Raises `OptionError` for a name that is no name of a package, `RunError` where nothing can be
-    written.
+    Raises `OptionError` for a name that is not allowed, `RunError` if a file cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise OptionError(

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from bfl_swag.fitting import Path
-from bfl_swag.plugin import SWAG
+from bfl_swag.swag import SWAG, Path
 from bflcore.testing import problems
 
 
@@ -16,7 +15,7 @@ def fitted(inference, sizes):
 
 def test_a_path_has_the_moments_of_its_points():
     points = torch.randn(5, 2, 3, dtype=torch.float64)
-    path = Path(torch.zeros(2, 3, dtype=torch.float64))
+    path = Path.of(torch.zeros(2, 3, dtype=torch.float64))
     for point in points:
         path.record(point, torch.ones(2).double())
     torch.testing.assert_close(path.mean, points.mean(0))

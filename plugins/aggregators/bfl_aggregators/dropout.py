@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout: the numerics of the inference `mc-dropout`.
+"""The inference `mc-dropout`: a point estimate that is trained and predicts under dropout.
 
 Dropout acts on the inputs of every linear and convolutional layer but the first one that runs: on
 hidden units, never on the data (Gal & Ghahramani 2016, section 3). A mask is a buffer of its layer
@@ -9,35 +9,105 @@ masks come from each client's own generator.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
-from torch import Tensor, nn
 
-from bflcore.errors import OptionError
+from bflcore import OptionError, PointInference, component, option
 from bflcore.inference.gradient import Gradient
 from bflcore.inference.memory import join_personal
 from bflcore.inference.normals import Noise
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
-    from bfl_aggregators.plugin import MCDropout
-    from bflcore import Cohort, Posterior, Predictive, Problem
+    import torch
+    from torch import Tensor, nn
+
+    from bflcore import Broadcast, Cohort, Predictive, Problem
     from bflcore.inference.gradient import Batch
+    from bflcore.inference.point import LossAndGradient
+else:
+    torch = lazy("torch")
+    nn = lazy("torch.nn")
 
-__all__ = ["DropoutGradient", "check", "masked", "predict"]
+__all__ = ["DropoutGradient", "MCDropout", "draw_mask", "mask_hidden_units"]
 
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MASK = "dropout_mask"
 
-Shapes = dict[str, torch.Size]
+Shapes = dict[str, "torch.Size"]
 
 
-def masked(problem: Problem) -> tuple[Problem, Shapes]:
+@component
+class MCDropout(PointInference):
+    """Train a point estimate with dropout on hidden units, and keep dropout on to predict.
+
+    Minimises what `map` does, each sample under its own mask; a prediction averages over masks.
+    """
+
+    name = "mc-dropout"
+    reference = "Fischer, Orescanin, Loomis & McClure 2024 (dropout 0.2); Gal & Ghahramani 2016"
+
+    rate: float = option(0.2, "probability that a hidden unit is dropped", at_least=0, below=1)
+    predict_draws: int = option(10, "masks averaged in a prediction (S)", at_least=1)
+
+    def check(self, problem: Problem) -> None:
+        """Refuse a network without hidden units."""
+        if not mask_hidden_units(problem)[1]:
+            raise OptionError(
+                "--inference: mc-dropout needs a model with at least two linear or convolutional "
+                "layers; this one has no hidden units to drop; choose --model mlp or "
+                "--inference map"
+            )
+
+    def gradient(self, problem: Problem, cohort: Cohort) -> LossAndGradient:
+        """Return the function that computes losses and gradients under fresh masks."""
+        return DropoutGradient(self.rate, problem, cohort)
+
+    def predict(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
+    ) -> Predictive:
+        """Average over `predict_draws` masks, each shared by all samples of a client.
+
+        Masking a linear layer's inputs draws its weights (Gal & Ghahramani 2016, eq. 8).
+        """
+        weights = join_personal(problem, broadcast.start, cohort).mean
+        problem, shapes = mask_hidden_units(problem)
+        noise = Noise(cohort.streams("predict"))
+        outputs = []
+        for _ in range(self.predict_draws):
+            masks = {
+                name: draw_mask(noise, weights.new_empty(len(x), 1, *shape), self.rate)
+                for name, shape in shapes.items()
+            }
+            outputs.append(problem.forward(weights, x, masks))
+        return problem.likelihood.predictive(torch.stack(outputs, dim=1))
+
+
+class DropoutGradient:
+    """The loss of K networks and its gradient, with a fresh mask for every sample."""
+
+    def __init__(self, rate: float, problem: Problem, cohort: Cohort) -> None:
+        problem, self._shapes = mask_hidden_units(problem)
+        self._rate = rate
+        self._noise = Noise(cohort.streams("dropout"))
+        self._gradient = Gradient(problem)
+
+    def __call__(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``."""
+        leading = batch.y.shape[:2]
+        masks = {
+            name: draw_mask(
+                self._noise, weights.new_zeros(leading + shape), self._rate, batch.sizes
+            )
+            for name, shape in self._shapes.items()
+        }
+        return self._gradient(weights, batch, masks)
+
+
+def mask_hidden_units(problem: Problem) -> tuple[Problem, Shapes]:
     """Return the problem with a network that takes masks, and their shapes for one sample.
 
-    Masks are buffers by name, and multiply the inputs of the layers they belong to. A layer that
+    Masks are buffers by name; each multiplies the inputs of the layer it belongs to. A layer that
     runs more than once applies the same mask each time.
     """
     network = copy.deepcopy(problem.network)
@@ -53,7 +123,7 @@ def masked(problem: Problem) -> tuple[Problem, Shapes]:
     handles = [
         module.register_forward_pre_hook(recorder(path))
         for path, module in network.named_modules()
-        if isinstance(module, WEIGHTED)
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     ]
     with torch.no_grad():
         network(problem.train.x[:1])
@@ -73,64 +143,12 @@ def _multiply(layer: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, 
     return (x * getattr(layer, MASK), *others)
 
 
-def check(problem: Problem) -> None:
-    """Refuse a network without hidden units."""
-    if not masked(problem)[1]:
-        raise OptionError(
-            "--inference: mc-dropout needs a model of two linear or convolutional layers at least, "
-            "this one has no hidden units to drop; choose --model mlp or --inference map"
-        )
+def draw_mask(noise: Noise, out: Tensor, rate: float, sizes: tuple[int, ...] = ()) -> Tensor:
+    """Return a mask of the shape of `out` ``[k, ...]``: 0 with probability `rate`, else 1/(1-rate).
 
-
-def draw(noise: Noise, out: Tensor, rate: float, sizes: tuple[int, ...] = ()) -> Tensor:
-    """Return masks of the shape of `out` ``[k, ...]``: 0 with probability `rate`, else 1/(1-rate).
-
-    A standard normal falls below the quantile of `rate` just as often. `out` is scratch.
+    A unit is dropped where a standard normal falls below the quantile of `rate`. `out` is
+    overwritten.
     """
     quantile = float(torch.special.ndtri(torch.tensor(rate, dtype=torch.float64)))
     kept = noise.fill(out, sizes) > quantile
     return kept.to(out.dtype).mul_(1 / (1 - rate))
-
-
-class DropoutGradient:
-    """The loss of K networks and its gradient, a fresh mask for every sample."""
-
-    def __init__(self, inference: MCDropout, problem: Problem, cohort: Cohort) -> None:
-        problem, self._shapes = masked(problem)
-        self._rate = inference.rate
-        self._noise = Noise(cohort.streams("dropout"))
-        self._gradient = Gradient(problem)
-
-    def __call__(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``."""
-        leading = batch.y.shape[:2]
-        masks = {
-            name: draw(self._noise, weights.new_zeros(leading + shape), self._rate, batch.sizes)
-            for name, shape in self._shapes.items()
-        }
-        return self._gradient(weights, batch, masks)
-
-
-def predict(
-    inference: MCDropout,
-    problem: Problem,
-    posterior: Posterior,
-    memory: Mapping[str, Tensor],
-    x: Tensor,
-    streams: list[torch.Generator],
-) -> Predictive:
-    """Predict with `predict_draws` masks, each shared by all samples of a client.
-
-    Behind a linear layer's mask lies one draw of its weights (Gal & Ghahramani 2016, eq. 8).
-    """
-    weights = join_personal(problem, posterior, memory, len(x)).mean
-    problem, shapes = masked(problem)
-    noise = Noise(streams)
-    outputs = []
-    for _ in range(inference.predict_draws):
-        masks = {
-            name: draw(noise, weights.new_empty(len(x), 1, *shape), inference.rate)
-            for name, shape in shapes.items()
-        }
-        outputs.append(problem.forward(weights, x, masks))
-    return problem.likelihood.predictive(torch.stack(outputs, dim=1))

@@ -9,8 +9,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from bfl_aggregators import dropout
-from bfl_aggregators.plugin import MCDropout
-from bflcore import Map, OptionError, Point
+from bfl_aggregators.dropout import MCDropout
+from bflcore import Broadcast, Map, OptionError, Point
 from bflcore.cli import main
 from bflcore.inference.normals import Noise
 from bflcore.inference.point import fit_points as fit_part
@@ -30,10 +30,10 @@ def fitted(inference, of, clients=None):
     return inference.fit(of, first_broadcast(inference, of), cohort(of, inference, clients))
 
 
-def predicted(inference, of, x, weights=None, seed=0):
-    weights = of.initial if weights is None else weights
-    draws = [stream(seed, 0, client, "predict") for client in range(len(x))]
-    return inference.predict(of, Point(weights), {}, x, draws).draws
+def predicted(inference, of, x, clients=(0,)):
+    start = Point(of.initial)
+    members = cohort(of, inference, clients)
+    return inference.predict(of, Broadcast(0, start, start), members, x).draws
 
 
 @each_problem
@@ -48,7 +48,7 @@ def test_at_rate_zero_training_and_prediction_are_those_of_map(make):
     torch.testing.assert_close(without.loss, plain.loss)
     x = of.train.of(0)[0][None]
     certain = predicted(MCDropout(rate=0.0, predict_draws=3), of, x)
-    exact = Map().predict(of, Point(of.initial), {}, x, []).draws
+    exact = predicted(Map(), of, x)
     torch.testing.assert_close(certain, exact.expand_as(certain))
 
 
@@ -89,12 +89,10 @@ def test_a_cohort_predicts_what_its_members_predict_alone():
     of = problem()
     inference = MCDropout(predict_draws=4, rate=0.5)
     x = normal(3, 6, 3, seed=5)
-    draws = [stream(0, 0, client, "predict") for client in range(3)]
-    together = inference.predict(of, Point(of.initial), {}, x, draws).draws
+    together = predicted(inference, of, x, (0, 1, 2))
     assert together.shape == (3, 4, 6, 2)
     for client in range(3):
-        own = [stream(0, 0, client, "predict")]
-        alone = inference.predict(of, Point(of.initial), {}, x[[client]], own).draws
+        alone = predicted(inference, of, x[[client]], (client,))
         torch.testing.assert_close(together[client], alone[0])
 
 
@@ -110,7 +108,7 @@ def test_draws_differ_and_are_shared_by_the_samples_of_a_client():
 
 
 def test_hidden_units_are_dropped_at_the_rate_and_the_rest_scaled_up():
-    masks = dropout.draw(Noise([stream(0, 0, 0, "x")]), torch.zeros(1, 200_000), 0.2)
+    masks = dropout.draw_mask(Noise([stream(0, 0, 0, "x")]), torch.zeros(1, 200_000), 0.2)
     assert set(masks.unique().tolist()) == {0.0, 1.25}
     # Five standard errors of a fraction of 200,000.
     assert float((masks == 0).double().mean()) == pytest.approx(0.2, abs=5 * (0.16 / 2e5) ** 0.5)
@@ -118,10 +116,10 @@ def test_hidden_units_are_dropped_at_the_rate_and_the_rest_scaled_up():
 
 def test_the_data_is_never_dropped():
     of = problem()
-    _, shapes = dropout.masked(of)
+    _, shapes = dropout.mask_hidden_units(of)
     assert shapes == {"2.dropout_mask": torch.Size([4])}  # the head's inputs, not the data
     images = PROBLEMS["convolutional"]()
-    assert dropout.masked(images)[1] == {"4.dropout_mask": torch.Size([12])}
+    assert dropout.mask_hidden_units(images)[1] == {"4.dropout_mask": torch.Size([12])}
 
 
 class Backwards(nn.Module):
@@ -138,7 +136,7 @@ class Backwards(nn.Module):
 
 def test_first_is_the_layer_that_runs_first():
     of = problem(Backwards(), head="head")
-    assert set(dropout.masked(of)[1]) == {"head.dropout_mask"}
+    assert set(dropout.mask_hidden_units(of)[1]) == {"head.dropout_mask"}
 
 
 def test_the_problems_own_network_is_left_as_it_was():
@@ -163,12 +161,13 @@ def test_a_novel_client_fits_its_head_under_dropout_and_leaves_the_body():
     of = problem(sharing="body", sizes=(7, 5, 2), novel=(1,))
     inference = MCDropout(rate=0.5, **STEP)
     sent, members = first_broadcast(inference, of), cohort(of, inference, [1])
-    memory = inference.personalise(of, sent, members, novel=True)
+    memory = inference.personalise(of, sent, members)
     plain = fit_part(Map(**STEP), of, sent, members, "personal").memory
     start = members.memory["personal.mean"]
     assert not torch.equal(memory["personal.mean"], start)
     assert not torch.allclose(memory["personal.mean"], plain["personal.mean"])
-    assert inference.personalise(of, sent, members, novel=False) is members.memory
+    trained = attrs.evolve(members, novel=False)
+    assert inference.personalise(of, sent, trained) is members.memory
 
 
 def test_a_network_without_hidden_units_is_refused():
@@ -188,7 +187,7 @@ def test_the_command_line_refuses_it_before_anything_is_written(tmp_path, monkey
 
 
 def test_masks_reach_the_network_as_buffers_by_name():
-    of, shapes = dropout.masked(problem())
+    of, shapes = dropout.mask_hidden_units(problem())
     weights = torch.stack([of.initial, 2 * of.initial])
     x = normal(2, 5, 3, seed=8)
     ones = {name: torch.ones(2, 5, *shape, dtype=x.dtype) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""The nonlinear channels: what a rectifier and an observation tell about a Gaussian variable.
+"""The nonlinear channels: what a ReLU and an observation say about a Gaussian variable.
 
 Notation of Xu et al. 2024, appendix A: z ~ N(p, V) before, S = (E z - p) / V its residual and
 U = (1 - Var z / V) / V its precision after. Everything is elementwise, in float32 as in float64.
@@ -53,11 +53,11 @@ class Residual(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What observations tell: S and U of the outputs, and figures a sample ``[K, B]``.
+    """The message of observations: S and U of the outputs, and statistics per sample ``[K, B]``.
 
-    `nll` in nats; `residuals` are what the noise is estimated from. Regression: `residual`, the
-    expected square of y - z. Classification: `margin` and `margin_square`, mean and mean square
-    of z_c - z_y over the classes c that are not y.
+    `nll` in nats; the noise is estimated from `residuals`. Regression: `residual`, the expected
+    square of y - z. Classification: `margin` and `margin_square`, mean and mean square of z_c - z_y
+    over the classes c other than y.
     """
 
     s: Tensor
@@ -95,7 +95,7 @@ def normal(alpha: Tensor, logs: bool = True) -> Normal:
 
 
 class Rectified(NamedTuple):
-    """Moments of max(0, z) for z ~ N(p, V), and what the way back needs of the way forward.
+    """Moments of max(0, z) for z ~ N(p, V), and what the backward pass needs.
 
     `p`, `before` (V) and its root `deviation` are those of z; `below` is `normal` of
     -p / deviation, the branch z < 0; `mean` and `variance` are those of max(0, z).
@@ -121,9 +121,9 @@ def relu_forward(p: Tensor, variance: Tensor) -> Rectified:
 
 
 def relu_backward(z: Rectified, field: Tensor, precision: Tensor) -> Residual:
-    """Return S and U of z given what the next layer says of u = max(0, z).
+    """Return S and U of z given the next layer's message to u = max(0, z).
 
-    Its message is exp(h u - Lambda u^2 / 2) with h = `field`, Lambda = `precision`. The channel
+    The message is exp(h u - Lambda u^2 / 2) with h = `field`, Lambda = `precision`. The channel
     is not log-concave: its variance may exceed V, and then U is 0.
     """
     p, variance, below = z.p, z.before, z.below
@@ -145,7 +145,7 @@ def relu_backward(z: Rectified, field: Tensor, precision: Tensor) -> Residual:
 
 
 def gaussian_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Output:
-    """Return what targets ``[K, B, T]`` tell; `noise` ``[K, 1, 1]`` is their variance."""
+    """Return the message of targets `y` ``[K, B, T]`` with noise variance `noise` ``[K, 1, 1]``."""
     u = 1 / (variance + noise)
     s = (y - p) * u
     residual = (s * noise).square() + variance * noise * u  # (y - E z)^2 + Var z
@@ -154,7 +154,7 @@ def gaussian_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Ou
 
 
 def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Output:
-    """Return what labels ``[K, B]`` tell of logits ``[K, B, C]``.
+    """Return the message of labels `y` ``[K, B]`` to logits ``[K, B, C]``.
 
     The likelihood is prod over c != y of Phi((z_y - z_c) / sqrt(noise)) (eq. 6): messages from
     each rival to z_y, then to each rival from z_y without its own (appendix A-2, corrected).

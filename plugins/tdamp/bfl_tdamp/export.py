@@ -1,4 +1,4 @@
-"""The pruned model: a smaller network without the removed groups, and what it saves."""
+"""Export of a posterior as a smaller network without the removed groups."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Pruned", "input_image", "pruned"]
 
-KEPT = 0.5  # probability from which a group is in the exported network
-REPEATS = 50  # forward passes whose median is the time
+KEPT = 0.5  # smallest probability of a group that is kept
+REPEATS = 50  # forward passes that are timed
 
 
 @attrs.frozen(eq=False)
 class Pruned:
     """A network of posterior means without the removed neurons.
 
-    `inputs` ``[N]`` are the positions of the flattened input that it reads, `widths` the sizes of
-    its layers, inputs first.
+    `inputs` ``[N]`` are the positions in the flattened input that the network reads, `widths` the
+    sizes of its layers, inputs first.
     """
 
     network: nn.Sequential
@@ -37,17 +37,17 @@ class Pruned:
     widths: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs ``[B, C]`` of whole samples ``[B, ...]``."""
+        """Return the outputs ``[B, C]`` for complete samples ``[B, ...]``."""
         found: Tensor = self.network(x.flatten(1)[:, self.inputs])
         return found
 
     @property
     def parameters(self) -> int:
-        """Number of parameters that are left."""
+        """Number of remaining parameters."""
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     def seconds(self, x: Tensor) -> float:
-        """Return the median time of a forward pass over whole samples."""
+        """Return the median time of a forward pass over complete samples `x`."""
         times = []
         with torch.no_grad():
             for _ in range(REPEATS):
@@ -58,13 +58,14 @@ class Pruned:
 
 
 def pruned(problem: Problem, posterior: Posterior) -> Pruned:
-    """Build the smaller network of a fused posterior ``[P]``; its outputs are those of the means.
+    """Return the smaller network of a fused posterior ``[P]``.
 
-    A removed group takes its column with it, and in the layer before the row that feeds it.
+    Its outputs are those of the posterior means. Removing a group removes a column of its layer and
+    the row of the layer before that feeds it.
     """
     net = layers(problem, own(posterior).map(lambda tensor: tensor[None]), chain(problem))
     keep = [(layer.log_odds[0].sigmoid() >= KEPT).nonzero()[:, 0] for layer in net]
-    rows = [*keep[1:], torch.arange(net[-1].mean.shape[1], device=keep[0].device)]
+    rows = [*keep[1:], torch.arange(net[-1].weights.mean.shape[1], device=keep[0].device)]
     parts: list[nn.Module] = []
     for layer, columns, row in zip(net, keep, rows, strict=True):
         parts += [_linear(layer, columns, row), nn.ReLU()]
@@ -73,11 +74,11 @@ def pruned(problem: Problem, posterior: Posterior) -> Pruned:
 
 
 def _linear(layer: Layer, columns: Tensor, rows: Tensor) -> nn.Linear:
-    weight = layer.moments()[0][0][:, columns]
+    weight = layer.moments().mean[0][:, columns]
     # The bias of the posterior is the pre-activation at the centre: z = W (u - centre) + b.
     bias = -(weight @ layer.centre[0, columns])
     if layer.bias is not None:
-        bias = bias + layer.bias[0, 0]
+        bias = bias + layer.bias.mean[0, 0]
     linear = nn.Linear(len(columns), len(rows), device=weight.device, dtype=weight.dtype)
     linear.weight = nn.Parameter(weight[rows].clone())
     linear.bias = nn.Parameter(bias[rows].clone())
@@ -85,9 +86,9 @@ def _linear(layer: Layer, columns: Tensor, rows: Tensor) -> nn.Linear:
 
 
 def input_image(model: Pruned, shape: Sequence[int], path: Path) -> None:
-    """Draw which pixels of images of `shape` ``[C, H, W]`` the network reads, as a PNG.
+    """Draw which pixels of images of `shape` ``[C, H, W]`` the network reads, as a PNG at `path`.
 
-    A pixel is as bright as the share of its channels that is read.
+    Brightness is the share of a pixel's channels that are read.
     """
     from matplotlib.figure import Figure
 

@@ -1,45 +1,55 @@
-"""The network as message passing sees it: linear layers with rectifiers between them."""
+"""The network as message passing sees it: linear layers with ReLU between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
-import torch
-from torch import Tensor, nn
 
-from bfl_tdamp.channels import Rectified, relu_forward
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
 from bflcore import IncompatibleError, Layout, Problem
+from bflcore.lazy import lazy
 
-__all__ = ["Layer", "chain", "layers"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+else:
+    torch = lazy("torch")
+    nn = lazy("torch.nn")
 
-PASSES = (nn.Flatten, nn.ReLU, nn.Identity)
-SMALLEST_VARIANCE = 1e-8  # of a pre-activation
+__all__ = ["Layer", "Slab", "blocks", "chain", "layers", "parameter_names"]
 
 
-@attrs.define(eq=False)
-class Layer:
-    """One linear layer of K clients: views of their posteriors, and what the last pass left.
-
-    `mean`, `variance` ``[K, M, N]`` and `log_odds`, `centre` ``[K, N]``; `bias`, `bias_variance`
-    ``[K, 1, M]``.
-    """
+class Slab(NamedTuple):
+    """Gaussians over a layer's weights ``[K, M, N]`` or its biases ``[K, 1, M]``."""
 
     mean: Tensor
     variance: Tensor
+
+
+@attrs.frozen(eq=False)
+class Layer:
+    """One linear layer of K clients: views of their posteriors.
+
+    `weights` are the slabs of ``[K, M, N]`` weights, `bias` those of ``[K, 1, M]`` biases, if there
+    are any; `log_odds` and `centre` are ``[K, N]``.
+    """
+
+    weights: Slab
+    bias: Slab | None
     log_odds: Tensor
     centre: Tensor
-    bias: Tensor | None
-    bias_variance: Tensor | None
 
     def rows(self, k: int) -> Layer:
         """Return the layer of the first k clients."""
-        bias = None if self.bias is None else self.bias[:k]
-        spread = None if self.bias_variance is None else self.bias_variance[:k]
-        return Layer(
-            self.mean[:k], self.variance[:k], self.log_odds[:k], self.centre[:k], bias, spread
-        )
+        slabs = [Slab(slab.mean[:k], slab.variance[:k]) for slab in self.slabs]
+        return Layer(slabs[0], slabs[1] if self.bias else None, self.log_odds[:k], self.centre[:k])
+
+    @property
+    def slabs(self) -> list[Slab]:
+        """The slabs of the weights and, if there are any, of the biases."""
+        return [self.weights] if self.bias is None else [self.weights, self.bias]
 
     @property
     def decided(self) -> bool:
@@ -48,118 +58,108 @@ class Layer:
 
     @property
     def kept(self) -> bool:
-        """Whether every group is kept for good: effective weights are the slabs'."""
+        """Whether every group is kept for good: then rho = 1."""
         return bool((self.log_odds >= CERTAIN).all())
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the weights under their prior of zeros."""
+    def moments(self) -> Slab:
+        """Return mean rho mu and variance of the weights under the group-sparse posterior."""
         if self.kept:
-            return self.mean, self.variance
+            return self.weights
         rho = self.log_odds.sigmoid()[:, None]
-        mean = rho * self.mean
-        return mean, rho * self.variance + (1 - rho) * mean * self.mean
+        mu, v = self.weights
+        mean = rho * mu
+        return Slab(mean, rho * v + (1 - rho) * mean * mu)
 
 
 def chain(problem: Problem) -> list[str]:
-    """Return the paths of the linear layers in the order in which a sample meets them.
+    """Return the paths of the linear layers in the order in which they are applied.
 
-    Raises `IncompatibleError` unless the network is linear layers with a rectifier between each
-    two: other layers are refused by name, other wiring by comparing outputs on a random sample.
+    Raises `IncompatibleError` unless the network consists of linear layers with ReLU between them:
+    other layers are refused by name, other wiring by comparing outputs on a random sample.
     """
-    network = problem.network
+    network, like = problem.network, problem.train.x
+    noise = torch.Generator(problem.device).manual_seed(0)
+    sample = torch.randn(2, *like.shape[1:], generator=noise, device=like.device).to(like.dtype)
+    order, outputs = _trace(network, sample)
+    linear = [network.get_submodule(path) for path in order]
+    u = sample.flatten(1)
+    with torch.no_grad():
+        for depth, layer in enumerate(linear):
+            if layer.in_features != u.shape[1]:
+                break
+            u = layer(u.relu() if depth else u)
+    if (
+        sum(len(list(layer.parameters())) for layer in linear) != len(list(network.parameters()))
+        or outputs.shape != u.shape
+        or not torch.allclose(outputs, u, rtol=1e-4, atol=1e-5)
+    ):
+        raise _unsupported(network, "it is not a chain of linear layers with ReLU between them")
+    return order
+
+
+def _trace(network: nn.Module, sample: Tensor) -> tuple[list[str], Tensor]:
+    """Return the paths of the linear layers as `sample` reaches them, and the outputs."""
     order: list[str] = []
     handles = []
     for path, module in network.named_modules():
         if isinstance(module, nn.Linear):
-            handles.append(module.register_forward_hook(_note(path, order)))
-        elif not any(module.children()) and not isinstance(module, PASSES):
-            raise IncompatibleError(_refusal(network, f"layer {path} is {type(module).__name__}"))
-    noise = torch.Generator(problem.device).manual_seed(0)
-    like = problem.train.x
-    sample = torch.randn(2, *like.shape[1:], generator=noise, device=like.device).to(like.dtype)
+            handles.append(module.register_forward_hook(_append(path, order)))
+        elif not any(module.children()) and not isinstance(
+            module, nn.Flatten | nn.ReLU | nn.Identity
+        ):
+            raise _unsupported(network, f"layer {path} is {type(module).__name__}")
     try:
         with torch.no_grad():
-            found = network(sample)
+            return order, network(sample)
     finally:
         for handle in handles:
             handle.remove()
-    known = dict(network.named_modules())
-    parameters = [p for path in order for p in known[path].parameters()]
-    u = sample.flatten(1)
-    with torch.no_grad():
-        for depth, path in enumerate(order):
-            if known[path].in_features != u.shape[1]:
-                break
-            u = known[path](u.relu() if depth else u)
-    if (
-        len(parameters) != len(list(network.parameters()))
-        or found.shape != u.shape
-        or not torch.allclose(found, u, rtol=1e-4, atol=1e-5)
-    ):
-        raise IncompatibleError(_refusal(network, "its layers are no chain with ReLU in between"))
-    return order
 
 
-def _note(path: str, order: list[str]) -> Callable[..., None]:
+def _append(path: str, order: list[str]) -> Callable[..., None]:
     return lambda *_: order.append(path)
 
 
-def _refusal(network: nn.Module, why: str) -> str:
-    return (
+def _unsupported(network: nn.Module, why: str) -> IncompatibleError:
+    return IncompatibleError(
         f"inference tdamp: model {type(network).__name__} is not supported ({why}); allowed: "
-        "linear layers with ReLU between them, as --model mlp or --model two-nn"
+        "linear layers with ReLU between them, e.g. --model mlp or --model two-nn"
     )
 
 
+def parameter_names(layout: Layout, path: str) -> list[str]:
+    """Return the names of a linear layer's weights and, if it has any, of its biases."""
+    names = [f"{path}.weight".lstrip("."), f"{path}.bias".lstrip(".")]
+    return [name for name in names if name in layout.slices]
+
+
+def blocks(problem: Problem, values: Tensor, order: list[str]) -> list[list[Tensor]]:
+    """Return views of `values` ``[K, P]``: per layer ``[K, M, N]`` and, if any, ``[K, 1, M]``."""
+    layout = problem.layout
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+
+    def block(name: str) -> Tensor:
+        part = values[:, layout.slices[name]]
+        return part.unflatten(-1, shapes[name]) if len(shapes[name]) == 2 else part[:, None]
+
+    return [[block(name) for name in parameter_names(layout, path)] for path in order]
+
+
 def layers(problem: Problem, posterior: BernoulliGaussian, order: list[str]) -> list[Layer]:
-    """Return views of posteriors ``[K, P]`` as layers: what is changed in them changes there."""
-    layout, columns = problem.layout, groups(problem.layout)
-    return [_layer(layout, columns, posterior, path) for path in order]
-
-
-def _layer(layout: Layout, columns: Layout, q: BernoulliGaussian, path: str) -> Layer:
-    weight, bias = f"{path}.weight".lstrip("."), f"{path}.bias".lstrip(".")
-    shape = layout.shapes[layout.names.index(weight)]
-    part, group = layout.slices[weight], columns.slices[weight]
-    mean, variance = (t[:, part].unflatten(-1, shape) for t in (q.slab_mean, q.slab_variance))
-    b = v = None
-    if bias in layout.slices:
-        b, v = (t[:, None, layout.slices[bias]] for t in (q.slab_mean, q.slab_variance))
-    return Layer(mean, variance, q.log_odds[:, group], q.centre[:, group], b, v)
-
-
-@attrs.define(eq=False)
-class Pass:
-    """What a layer's forward pass computed ``[K, B, ...]``, kept for the way back."""
-
-    inputs: Tensor  # mean minus centre
-    squares: Tensor  # of `inputs`
-    weights: Tensor  # effective means
-    p: Tensor
-    variance: Tensor
-    rectified: Rectified | None = None  # of hidden layers
-
-
-def forward(net: list[Layer], x: Tensor) -> Iterator[Pass]:
-    """Propagate means and variances of inputs ``[K, B, N]`` layer by layer (eq. 17-19).
-
-    Inputs are centred: the independent treatment of the weights then costs least.
-    """
-    u, spread = x, None
-    for i, layer in enumerate(net):
-        w, v = layer.moments()
-        inputs = u - layer.centre[:, None]
-        squares = inputs.square()
-        p = inputs @ w.mT
-        if spread is None:
-            variance = squares @ v.mT
-        else:
-            variance = (squares + spread) @ v.mT + spread @ w.square().mT
-        if layer.bias is not None and layer.bias_variance is not None:
-            p += layer.bias
-            variance += layer.bias_variance
-        variance.clamp_min_(SMALLEST_VARIANCE)
-        hidden = relu_forward(p, variance) if i < len(net) - 1 else None
-        yield Pass(inputs, squares, w, p, variance, hidden)
-        if hidden is not None:
-            u, spread = hidden.mean, hidden.variance
+    """Return posteriors ``[K, P]`` as layers: views, so that changing them changes it."""
+    columns = groups(problem.layout)
+    means = blocks(problem, posterior.slab_mean, order)
+    variances = blocks(problem, posterior.slab_variance, order)
+    found = []
+    for path, mean, variance in zip(order, means, variances, strict=True):
+        weights, *bias = map(Slab, mean, variance)
+        group = columns.slices[parameter_names(problem.layout, path)[0]]
+        found.append(
+            Layer(
+                weights,
+                bias[0] if bias else None,
+                posterior.log_odds[:, group],
+                posterior.centre[:, group],
+            )
+        )
+    return found

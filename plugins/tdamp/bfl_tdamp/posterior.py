@@ -1,4 +1,4 @@
-"""The posterior family `bernoulli-gaussian`: weights that are zero or Gaussian, a group at a time.
+"""The posterior family `bernoulli-gaussian`: groups of weights that are zero or Gaussian.
 
 A group is one column of a weight matrix: the outgoing weights of one input neuron.
 """
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from bflcore import Layout, Posterior
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+else:
+    torch = lazy("torch")
 
 __all__ = ["CERTAIN", "BernoulliGaussian", "groups", "slab_divergence"]
 
@@ -22,7 +25,7 @@ CERTAIN = 50.0  # log-odds beyond which a group counts as kept (or removed) for 
 
 
 def groups(layout: Layout) -> Layout:
-    """Return the layout of one number a group: the columns of every weight matrix, in order."""
+    """Return the layout of one number per group: the columns of every weight matrix, in order."""
     matrices = [i for i, shape in enumerate(layout.shapes) if len(shape) == 2]
     return Layout(
         tuple(layout.names[i] for i in matrices),
@@ -35,13 +38,13 @@ def groups(layout: Layout) -> Layout:
 class BernoulliGaussian(Posterior):
     """Every group of weights is zero, or Gaussian with probability sigmoid(log-odds).
 
-    `slab_mean` and `slab_variance` ``[..., P]`` are those of the Gaussian part; `log_odds`
-    ``[..., G]``. Parameters that are no matrix have no group and are always Gaussian. The other
-    fields are constants of a round: `centre` ``[..., G]``, the input around which a layer is
-    expanded, z = W (u - centre) + b, so that b is the pre-activation there; `noise` ``[..., 1]``,
-    the variance of the observations; `counted` ``[..., 1]``, how often the precisions count the
-    data, since every sweep adds them again; `shape` ``[..., 2 T]``, rows and columns of each of T
-    tensors (columns 0: no matrix).
+    `slab_mean` and `slab_variance` ``[..., P]`` are the moments of the Gaussian part; `log_odds`
+    ``[..., G]``. Parameters outside of matrices have no group and are always Gaussian. The other
+    fields are constants of a round: `centre` ``[..., G]`` is the input around which a layer is
+    expanded, z = W (u - centre) + b, so that b is the pre-activation there; `noise` ``[..., 1]`` is
+    the variance of the observations; `counted` ``[..., 1]`` says how often the precisions count the
+    data, which every sweep adds again; `shape` ``[..., 2 T]`` holds the rows and columns of each of
+    T tensors (columns 0: not a matrix), as floats, since a posterior holds tensors of one dtype.
 
     Reference: Xu et al. 2024, eq. 3 and 24.
     """
@@ -80,8 +83,7 @@ class BernoulliGaussian(Posterior):
 
     @classmethod
     def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> BernoulliGaussian:
-        """Return slabs around N(0, 1) and log-odds around 0, about one fixed centre."""
-        import torch
+        """Return random slabs and log-odds about one fixed centre, in float64."""
 
         def normal(size: int) -> Tensor:
             return torch.randn(clients, size, generator=noise, dtype=torch.float64)
@@ -116,9 +118,7 @@ class BernoulliGaussian(Posterior):
         return attrs.evolve(self, slab_variance=1 / (before + gain.clamp_min(0)))
 
     def spread(self, values: Tensor, other: float) -> Tensor:
-        """Give every parameter its group's value ``[..., G]``, those without one `other`."""
-        import torch
-
+        """Give every parameter its group's value ``[..., G]``; `other` where it has no group."""
         pieces, start = [], 0
         for rows, columns in self.sides():
             if columns:
@@ -131,8 +131,6 @@ class BernoulliGaussian(Posterior):
 
     def per_group(self, values: Tensor) -> Tensor:
         """Sum over the parameters of each group: ``[..., P]`` -> ``[..., G]``."""
-        import torch
-
         sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
         pieces = [
             piece.unflatten(-1, (rows, columns)).sum(-2)
@@ -142,7 +140,7 @@ class BernoulliGaussian(Posterior):
         return torch.cat(pieces, -1) if pieces else values[..., :0]
 
     def by_matrix(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Divide numbers a group ``[..., G]`` among the matrices."""
+        """Divide one number per group ``[..., G]`` among the matrices."""
         counts = [columns for _, columns in self.sides() if columns]
         parts: tuple[Tensor, ...] = values.split(counts, -1)
         return parts
@@ -153,7 +151,7 @@ class BernoulliGaussian(Posterior):
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def split(self, layout: Layout) -> tuple[Self, Self]:
-        """Divide at the borders of layers; both halves know the noise and the count."""
+        """Divide between tensors; both halves keep the noise and the count."""
         halves = [
             (tensor, tensor) if name in NUMBERS else _layout_of(layout, name).split(tensor)
             for name, tensor in self.pack().items()
@@ -165,9 +163,7 @@ class BernoulliGaussian(Posterior):
         )
 
     def join(self, personal: Self, layout: Layout) -> Self:
-        """Put both halves together; the noise and the count are the shared one's."""
-        import torch
-
+        """Put both halves together; the noise and the count are those of the shared half."""
         mine, theirs = self.pack(), personal.pack()
         whole = {
             name: _layout_of(layout, name).join(mine[name], theirs[name])
@@ -178,7 +174,7 @@ class BernoulliGaussian(Posterior):
         return self.unpack(whole | {name: mine[name].expand(batch) for name in NUMBERS})
 
     def invalid(self) -> str | None:
-        """Return why this is not a posterior of the family: not finite, a variance not above 0."""
+        """Return why this is not a valid posterior, e.g. a variance that is not positive."""
         if reason := super().invalid():
             return reason
         for name in ("slab_variance", "noise"):
@@ -187,13 +183,11 @@ class BernoulliGaussian(Posterior):
         return None
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return parameters ``[..., P]``: groups that are drawn zero, the others Gaussian.
+        """Return parameters ``[..., P]``: some groups zero, the others Gaussian.
 
-        The first normal of a group decides: u = Phi(z) < rho keeps it, and Phi^-1(u / rho) is
-        normal again, given that.
+        A group's first normal z decides: it is kept if u = Phi(z) < rho, and then Phi^-1(u / rho)
+        is standard normal again.
         """
-        import torch
-
         sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
         pieces, start = [], 0
         for piece, (rows, columns) in zip(noise.split(sizes, -1), self.sides(), strict=True):
@@ -207,7 +201,7 @@ class BernoulliGaussian(Posterior):
             eps = torch.finfo(noise.dtype).eps
             first = torch.special.ndtri((u / rho.clamp_min(tiny)).clamp(tiny, 1 - eps))
             block = torch.cat([first[..., None, :], block[..., 1:, :]], -2)
-            # A removed group's standard values become those that give zero.
+            # Not-a-number marks removed groups; it becomes zero below.
             block = block.masked_fill((u >= rho)[..., None, :], float("nan"))
             pieces.append(block.flatten(-2))
             start += columns
@@ -215,9 +209,8 @@ class BernoulliGaussian(Posterior):
         return drawn.nan_to_num(0.0)
 
     def kl(self, other: BernoulliGaussian) -> Tensor:
-        """Return KL(self || other) ``[...]``: of the Bernoullis, and of the slabs where kept."""
-        from torch.nn.functional import logsigmoid
-
+        """Return KL(self || other) ``[...]``: that of the Bernoullis plus rho times the slabs'."""
+        logsigmoid = torch.nn.functional.logsigmoid
         rho = self.probability
         bernoulli = rho * (logsigmoid(self.log_odds) - logsigmoid(other.log_odds))
         bernoulli = bernoulli + (1 - rho) * (

@@ -8,12 +8,13 @@ import torch
 from scipy import integrate, optimize, stats
 from torch import nn
 
-from bfl_tdamp import em, export, prediction
-from bfl_tdamp.message_passing import _decide
-from bfl_tdamp.network import Layer, chain
-from bfl_tdamp.plugin import EMGroupSparse, GeometricMean, Tdamp
+from bfl_tdamp import em, export
+from bfl_tdamp.message_passing import module_b
+from bfl_tdamp.network import Layer, Slab, chain
+from bfl_tdamp.plugin import EMGroupSparse, GeometricMean
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
-from bflcore import GaussianNoise, IncompatibleError, OptionError
+from bfl_tdamp.tdamp import Tdamp, outputs
+from bflcore import Broadcast, GaussianNoise, IncompatibleError, OptionError
 from bflcore.testing import problems
 
 
@@ -46,16 +47,16 @@ def test_module_b_is_enumeration_of_a_group_of_two_weights():
     mean = after * (mu / v + field)
     column = [torch.tensor(t, dtype=torch.float64).view(1, 2, 1) for t in (mu, v, mean, after)]
     odds = torch.logit(torch.tensor([[0.3]], dtype=torch.float64))
-    layer = Layer(column[0], column[1], odds, odds * 0, None, None)
-    _decide(layer, column[2], column[3])
+    layer = Layer(Slab(column[0], column[1]), None, odds, odds * 0)
+    module_b(layer, Slab(column[2] - column[0], column[3]))
     assert float(odds) == pytest.approx(posterior, abs=1e-8)
 
 
 def test_removed_groups_stay_removed():
-    ones = torch.ones(1, 2, 1, dtype=torch.float64)
-    odds = torch.tensor([[-CERTAIN]], dtype=torch.float64)
-    _decide(Layer(ones, ones, odds, odds * 0, None, None), 100 * ones, ones / 10)
-    assert float(odds) == -CERTAIN
+    ones = torch.ones(1, 2, 2, dtype=torch.float64)
+    odds = torch.tensor([[-CERTAIN, 0.0]], dtype=torch.float64)
+    module_b(Layer(Slab(ones, ones), None, odds, odds * 0), Slab(100 * ones, ones / 10))
+    assert odds.tolist() == [[-CERTAIN, CERTAIN]]
 
 
 def test_fusion_is_the_normalised_geometric_mean_by_quadrature():
@@ -286,7 +287,7 @@ def test_moments_are_those_of_sampled_networks():
     q = attrs.evolve(
         Tdamp().initial(of), log_odds=torch.tensor([0.5, -0.2, 1.0], dtype=torch.float64)
     )
-    p, v = prediction.outputs(of, q.map(lambda t: t[None]), x[None])
+    p, v = outputs(of, q.map(lambda t: t[None]), x[None])
     noise = torch.randn(200_000, 3, generator=problems.generator(6), dtype=torch.float64)
     draws = q.map(lambda t: t.expand(len(noise), -1)).sample(noise)
     z = draws @ (x - q.centre).T
@@ -301,7 +302,7 @@ def test_an_exported_network_computes_what_the_means_compute(tmp_path):
     q = attrs.evolve(q, log_odds=odds)
     model = export.pruned(of, q)
     x = of.train.x
-    expected, _ = prediction.outputs(of, q.map(lambda t: t[None]), x[None], "mean")
+    expected, _ = outputs(of, q.map(lambda t: t[None]), x[None], "mean")
     torch.testing.assert_close(model(x), expected[0])
     assert model.widths == (3, 4, 3)
     assert model.parameters == 3 * 4 + 4 + 4 * 3 + 3
@@ -315,8 +316,8 @@ def test_a_regression_predicts_mean_and_variance():
     of = linear_problem(x, torch.zeros(6, 1).double())
     inference = Tdamp(noise=0.7)
     q = inference.initial(of)
-    p, v = prediction.outputs(of, q.map(lambda t: t[None]), x[None])
-    found = inference.predict(of, q, {}, x[None], [])
+    p, v = outputs(of, q.map(lambda t: t[None]), x[None])
+    found = inference.predict(of, Broadcast(0, q, q), problems.clients_of(of, inference), x[None])
     torch.testing.assert_close(found.draws.mean(1), p)
     torch.testing.assert_close(found.draws.var(1, correction=0), v)
     assert float(found.noise) == pytest.approx(0.7)
@@ -336,7 +337,7 @@ class Residual(nn.Module):
     ("network", "words"),
     [
         (nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten()), "Unflatten"),
-        (Residual(), "no chain"),
+        (Residual(), "not a chain"),
         (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), "Tanh"),
     ],
 )
@@ -354,7 +355,7 @@ def test_too_many_outputs_for_the_target_are_refused():
     of = linear_problem(x, torch.zeros(6, 1).double())
     network = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     with pytest.raises(OptionError, match="2 outputs for 1"):
-        prediction.check(attrs.evolve(of, network=network))
+        Tdamp().check(attrs.evolve(of, network=network))
 
 
 def test_options_are_bounded():
@@ -382,7 +383,7 @@ def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
 
 def test_forgetting_fades():
     inference = Tdamp(forgetting=0.9, fading=10.0)
-    assert [1 - inference.keeps(sweeps) for sweeps in (0, 10, 20)] == pytest.approx(
+    assert [1 - inference.retention(sweeps) for sweeps in (0, 10, 20)] == pytest.approx(
         [0.1, 0.05, 0.1 / 3]
     )
 
@@ -432,3 +433,11 @@ def test_training_survives_any_first_noise(seed, likelihood):
 @pytest.mark.parametrize("seed", range(3, 20))
 def test_training_survives_any_first_noise_over_many_seeds(seed, likelihood):
     check_any_noise(seed, likelihood)
+
+
+def test_a_client_that_never_trained_joins_those_that_did():
+    """All clients keep the same fields, so that a cohort may mix them."""
+    of, inference = problems.problem(), Tdamp(local_epochs=1, batch_size=4)
+    broadcast = problems.begun(inference, of)
+    trained = inference.fit(of, broadcast, problems.clients_of(of, inference)).memory
+    assert trained.keys() == inference.initial_memory(of).keys()

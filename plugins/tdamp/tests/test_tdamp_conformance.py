@@ -1,7 +1,8 @@
 """What the framework relies on, checked for every part of this plugin."""
 
-from bfl_tdamp.plugin import EMGroupSparse, EMTdamp, GeometricMean, Tdamp
+from bfl_tdamp.plugin import EMGroupSparse, EMTdamp, GeometricMean
 from bfl_tdamp.posterior import BernoulliGaussian
+from bfl_tdamp.tdamp import Tdamp
 from bflcore.testing import parametrize_with_checks
 
 

@@ -1,4 +1,4 @@
-"""Minibatch training: batches, the optimiser, and the halves of a result."""
+"""Minibatch training: batches, gradients and the optimiser."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import cohort, convolutional, dense, gaussian, normal, problem
+from builders import cohort, convolutional, dense, normal, problem
 
-from bflcore import Map, Point
+from bflcore import Map
 from bflcore.inference.gradient import (
     Gradient,
     Optimiser,
@@ -17,7 +17,6 @@ from bflcore.inference.gradient import (
     steps,
     trainable_mask,
 )
-from bflcore.inference.memory import join_personal, local_result
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
 
 SIZES = (8, 7, 5, 2)
@@ -181,14 +180,16 @@ RULES = {
 @pytest.mark.parametrize(("inference", "make"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("shape", [(9,), (2, 9)])
 def test_the_optimiser_equals_torchs_own_run_for_each_client_alone(inference, make, shape):
-    taken = (5, 3, 3, 1)
+    # Of 5, 3, 3 and 1 samples: with one sample per batch, as many steps.
+    members = cohort(problem(sizes=(5, 3, 3, 1)), inference)
+    inference = attrs.evolve(inference, local_epochs=1, batch_size=1)
     start = normal(4, *shape)
     together = start.clone()
-    optimiser = Optimiser(inference, together, taken, round=0)
+    optimiser = inference.update_rule(together, members)
     expected = [row.clone() for row in start]
     rules = [make(parameter) for parameter in expected]
     for step in range(5):
-        active = sum(n > step for n in taken)
+        active = sum(n > step for n in members.sizes)
         gradient = normal(active, *shape, seed=10 + step)
         optimiser.step(gradient)
         for row in range(active):
@@ -197,10 +198,12 @@ def test_the_optimiser_equals_torchs_own_run_for_each_client_alone(inference, ma
         torch.testing.assert_close(together, torch.stack(expected), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(("inference", "make"), RULES.values(), ids=RULES)
-def test_a_client_with_fewer_steps_stands_still_afterwards(inference, make):
+@pytest.mark.parametrize(
+    ("rule", "momentum"), [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)], ids=RULES
+)
+def test_a_client_with_fewer_steps_stands_still_afterwards(rule, momentum):
     parameters = normal(3, 9)
-    optimiser = Optimiser(inference, parameters, (4, 2, 2), round=0)
+    optimiser = Optimiser(parameters, (4, 2, 2), rule, 0.05, momentum)
     for step in range(4):
         optimiser.step(normal(3 if step < 2 else 1, 9, seed=step))
         if step == 1:
@@ -214,47 +217,16 @@ def test_a_client_with_fewer_steps_stands_still_afterwards(inference, make):
 def test_the_learning_rate_falls_after_the_given_round(round, expected):
     inference = Map(lr=0.1, lr_decay=0.2, lr_decay_after=3, optimiser="sgd")
     parameters = torch.zeros(1, 4, dtype=torch.float64)
-    Optimiser(inference, parameters, (1,), round).step(torch.ones_like(parameters))
+    members = cohort(problem(), inference, [0], round=round)
+    inference.update_rule(parameters, members).step(torch.ones_like(parameters))
     np.testing.assert_allclose(parameters, -expected)
 
 
-each_sharing = pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
-
-
-@each_sharing
-def test_joined_puts_the_servers_coordinates_beside_each_clients_own(sharing):
+@pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
+def test_a_mask_selects_the_personal_or_the_shared_parameters(sharing):
     of = problem(sharing=sharing)
-    whole = gaussian(3, of.layout.total)
-    shared, personal = whole.split(of.layout)
-    joined = join_personal(of, shared[0], personal.pack("personal."), 3)
-    for client in range(3):
-        expected = shared[0].join(personal[client], of.layout)
-        assert torch.equal(joined.mean[client], expected.mean)
-        assert torch.equal(joined.variance[client], expected.variance)
-
-
-@each_sharing
-def test_a_result_divides_what_travels_from_what_is_remembered(sharing):
-    of = problem(sharing=sharing)
-    members = cohort(of, Map())
-    members = attrs.evolve(members, memory={**members.memory, "momentum": normal(3, 4)})
-    weights = normal(3, of.layout.total)
-    statistics = {"noise": normal(3)}
-    result = local_result(of, members, Point(weights), normal(3), statistics)
-    assert result.clients == members.clients
-    assert result.examples.tolist() == [7, 5, 2]
-    assert torch.equal(result.statistics["noise"], statistics["noise"])
-    assert torch.equal(result.memory["momentum"], members.memory["momentum"])
-    back = of.layout.join(result.posterior.mean, result.memory["personal.mean"])
-    assert torch.equal(back, weights)
-    assert result.posterior.mean.shape == (3, of.layout.shared_total)
-
-
-@each_sharing
-def test_only_personal_coordinates_move_in_personalisation(sharing):
-    of = problem(sharing=sharing)
-    moves = trainable_mask(of, "personal")
-    shared, personal = of.layout.split(moves)
-    assert not shared.any()
-    assert personal.all()
+    for trainable, shared_one in (("personal", 0.0), ("shared", 1.0)):
+        shared, personal = of.layout.split(trainable_mask(of, trainable))
+        assert set(shared.tolist()) <= {shared_one}
+        assert set(personal.tolist()) <= {1 - shared_one}
     assert trainable_mask(of, "all") is None

@@ -242,7 +242,7 @@ def test_an_anchor_takes_the_place_of_the_prior():
     assert torch.equal(given.posterior.variance, sent.posterior.variance)
 
 
-def test_whoever_follows_the_steps_sees_each_of_them():
+def test_after_step_is_called_after_each_step():
     of, inference = problem(), Variational(**SHORT)
     seen = []
     result = fitted(inference, of, after_step=lambda theta: seen.append(theta.clone()))
@@ -286,10 +286,10 @@ def test_an_anchor_that_moves_after_a_step_pulls_from_its_new_place():
 
 
 @each_estimator
-def test_a_personal_fit_moves_personal_coordinates_alone(name):
+def test_a_personal_fit_changes_only_personal_parameters(name):
     of, inference = problem(sharing="body"), Variational(estimator=name, **SHORT)
     sent = first_broadcast(inference, of)
-    result = fitted(inference, of, broadcast=sent, part="personal")
+    result = fitted(inference, of, broadcast=sent, trainable="personal")
     assert torch.equal(result.posterior.mean, sent.start.mean.expand(3, -1))
     # The variance goes through a logarithm and back.
     torch.testing.assert_close(result.posterior.variance, sent.start.variance.expand(3, -1))
@@ -301,8 +301,8 @@ def test_a_personal_fit_moves_personal_coordinates_alone(name):
 def test_a_novel_client_is_given_a_personal_posterior():
     of, inference = problem(sharing="body", novel=(2,)), Variational(**SHORT)
     members, sent = cohort(of, inference, [2]), first_broadcast(inference, of)
-    memory = inference.personalise(of, sent, members, novel=True)
-    expected = fitted(inference, of, members, sent, part="personal").memory
+    memory = inference.personalise(of, sent, members)
+    expected = fitted(inference, of, members, sent, trainable="personal").memory
     assert memory.keys() == members.memory.keys() == expected.keys()
     for field, tensor in expected.items():
         assert torch.equal(memory[field], tensor)
@@ -312,9 +312,9 @@ def test_a_novel_client_is_given_a_personal_posterior():
 @pytest.mark.parametrize(("sharing", "novel"), [("body", False), ("all", True)])
 def test_clients_that_trained_or_own_nothing_do_not_adapt(sharing, novel):
     of, inference = problem(sharing=sharing), Variational(**SHORT)
-    members = cohort(of, inference)
+    members = attrs.evolve(cohort(of, inference), novel=novel)
     sent = first_broadcast(inference, of)
-    assert inference.personalise(of, sent, members, novel=novel) is members.memory
+    assert inference.personalise(of, sent, members) is members.memory
 
 
 def test_draws_of_a_prediction_do_not_depend_on_how_the_samples_are_divided():
@@ -322,8 +322,7 @@ def test_draws_of_a_prediction_do_not_depend_on_how_the_samples_are_divided():
     members, sent = cohort(of, inference), first_broadcast(inference, of)
 
     def predict(x):
-        streams = members.streams("predict")
-        return inference.predict(of, sent.start, members.memory, x, streams).draws
+        return inference.predict(of, sent, members, x).draws
 
     whole = predict(members.x)
     assert whole.shape == (3, 4, 7, 2)
@@ -335,8 +334,7 @@ def test_clients_and_draws_of_a_prediction_differ():
     of, inference = problem(), Variational(initial_sigma=0.5, predict_draws=4)
     members, sent = cohort(of, inference), first_broadcast(inference, of)
     x = members.x[:1].expand_as(members.x)
-    streams = members.streams("predict")
-    draws = inference.predict(of, sent.start, members.memory, x, streams).draws
+    draws = inference.predict(of, sent, members, x).draws
     assert len({float(value) for value in draws[:, :, 0, 0].flatten()}) == 12
 
 
@@ -346,7 +344,8 @@ def test_a_prediction_has_the_moments_of_the_linear_models_predictive():
     inference, count = Variational(predict_draws=2000), 2000
     posterior = gaussian(of.layout.total, seed=10)
     members = cohort(of, inference, [0])
-    predictive = inference.predict(of, posterior, {}, members.x, members.streams("predict"))
+    sent = Broadcast(0, posterior, posterior)
+    predictive = inference.predict(of, sent, members, members.x)
     assert float(predictive.noise) == pytest.approx(noise)
     design = torch.cat([members.x[0], torch.ones(7, 1, dtype=torch.float64)], dim=1)
     mean, variance = (

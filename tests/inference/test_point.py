@@ -149,7 +149,7 @@ def test_fitting_changes_neither_the_problem_nor_what_was_sent():
     assert all(map(torch.equal, before, tensors))
 
 
-def test_training_goes_on_from_what_the_client_remembers():
+def test_training_continues_from_the_clients_memory():
     of, inference = problem(sharing="body"), Map(lr=0.3, **ONE_STEP)
     members = cohort(of, inference)
     own = normal(3, of.layout.personal_total, seed=8)
@@ -171,7 +171,7 @@ def test_a_novel_client_fits_its_head_alone_to_the_fixed_body():
     inference = Map(lr=0.3, optimiser="sgd", local_epochs=4, batch_size=100)
     body = Point(normal(of.layout.shared_total, seed=8))
     members = cohort(of, inference, [1])
-    memory = inference.personalise(of, Broadcast(0, body, body), members, novel=True)
+    memory = inference.personalise(of, Broadcast(0, body, body), members)
 
     x, y = of.train.of(1)
     whole = of.layout.unflatten(of.layout.join(body.mean, members.memory["personal.mean"][0]))
@@ -191,16 +191,17 @@ def test_a_novel_client_fits_its_head_alone_to_the_fixed_body():
 @pytest.mark.parametrize(("sharing", "novel"), [("body", False), ("all", True)])
 def test_clients_that_trained_or_own_nothing_do_not_adapt(sharing, novel):
     of, inference = problem(sharing=sharing), MANY_STEPS["adam"]
-    members = cohort(of, inference)
+    members = attrs.evolve(cohort(of, inference), novel=novel)
     broadcast = first_broadcast(inference, of)
-    assert inference.personalise(of, broadcast, members, novel=novel) is members.memory
+    assert inference.personalise(of, broadcast, members) is members.memory
 
 
 def test_a_prediction_is_the_networks_softmax_in_one_draw():
     of, inference = problem(sharing="body"), MANY_STEPS["adam"]
     members, broadcast = cohort(of, inference), first_broadcast(inference, of)
     own = {"personal.mean": normal(3, of.layout.personal_total, seed=8)}
-    draws = inference.predict(of, broadcast.start, own, members.x, members.streams("p")).draws
+    members = attrs.evolve(members, memory=own)
+    draws = inference.predict(of, broadcast, members, members.x).draws
     assert draws.shape == (3, 1, 7, 2)
     for row in range(3):
         whole = of.layout.join(broadcast.start.mean, own["personal.mean"][row])

@@ -1,0 +1,310 @@
+"""The inference `tdamp`: turbo deep approximate message passing (Xu et al. 2024, Algorithm 1).
+
+Sweeps over minibatches; `message_passing` is what happens in one of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from bfl_tdamp.message_passing import State, forward_pass, own, pass_messages, temper
+from bfl_tdamp.network import chain, layers
+from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
+from bflcore import LocalInference, OptionError, Predictive, component, option
+from bflcore.inference.gradient import batches, mean_loss, steps
+from bflcore.inference.memory import Memory, join_personal, local_result
+from bflcore.lazy import lazy
+from bflcore.randomness import SERVER, stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bfl_tdamp import channels
+    from bfl_tdamp.channels import Output
+    from bflcore import Broadcast, Cohort, LocalResult, Posterior, Problem
+    from bflcore.inference.gradient import Batch
+else:
+    channels = lazy("bfl_tdamp.channels")
+    torch = lazy("torch")
+
+__all__ = ["Tdamp", "TdampMemory", "outputs"]
+
+LAST = 0.1  # scale of the last layer's first means: outputs start near zero, symmetry is broken
+CENTRE_SAMPLES = 2048  # training samples whose mean activations the layers are centred at
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class TdampMemory(Memory):
+    """What a client keeps: the last move of every slab's mean ``[P]``."""
+
+    velocity: Tensor
+
+
+@component
+class Tdamp(LocalInference):
+    """Infer weights by approximate message passing over minibatches, without a learning rate.
+
+    For networks of linear layers with ReLU between them. Every sweep passes messages through all
+    minibatches once; the posterior of one minibatch is the prior of the next.
+    """
+
+    name = "tdamp"
+    reference = "Xu, Liu, Zhang & Lau 2024, Algorithm 1, eq. 15-27"
+    family = "bernoulli-gaussian"
+
+    local_epochs: int = option(10, "sweeps over a client's data per round (tau)", at_least=1)
+    batch_size: int = option(
+        100, "samples per minibatch; the last batch may be smaller", at_least=1
+    )
+    variance: float | None = option(
+        None,
+        "initial prior variance of a bias and, divided by the number of inputs, of a weight "
+        "(none: 10 for classification, 0.5 for regression)",
+        above=0,
+    )
+    noise: float = option(1.0, "initial variance of the observation noise", above=0)
+    rho: float = option(
+        1.0,
+        "initial probability that a group of weights is not zero (1: the data never remove a "
+        "group)",
+        above=0,
+        at_most=1,
+    )
+    forgetting: float = option(
+        0.96,
+        "share of the precision that is kept after the first sweep (lambda)",
+        above=0,
+        at_most=1,
+    )
+    fading: float | None = option(
+        None, "sweeps until a sweep forgets half as much (none: it stays the same)", above=0
+    )
+    momentum: float = option(
+        0.8, "share of a minibatch's move that the next one repeats", at_least=0, below=1
+    )
+    pooled: bool = option(
+        True,
+        "reweight client k's likelihood by n/n_k, so that the geometric mean weighted by examples "
+        "counts every sample once per sweep",
+    )
+    centred: bool = option(True, "expand every layer around its mean input")
+    predictive: str = option(
+        "moments",
+        "how to predict: propagate moments through the network, or posterior means alone",
+        choices=("moments", "mean"),
+    )
+
+    def check(self, problem: Problem) -> None:
+        """Raise unless message passing works on the problem.
+
+        `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
+        them, `OptionError` unless a regression has one output per target.
+        """
+        last = problem.network.get_submodule(chain(problem)[-1])
+        targets = problem.train.y.shape[-1]
+        if problem.likelihood.task == "regression" and last.out_features != targets:
+            raise OptionError(
+                f"inference tdamp: the model has {last.out_features} outputs for {targets} "
+                "regression target(s); allowed: one output per target"
+            )
+
+    def initial(self, problem: Problem) -> Posterior:
+        """Return slabs N(N(0, c/n), v_0/n), c = 1 in the first layer and 2 after a ReLU ``[P]``.
+
+        n is the number of inputs; biases start at N(0, v_0). Layers are centred at the mean
+        activations of a network with these means, over training samples of all clients.
+        """
+        order, columns = chain(problem), groups(problem.layout)
+        mean = _first_means(problem, order)
+        log_odds = mean.new_full((columns.total,), float(torch.logit(torch.tensor(self.rho))))
+        centre = torch.zeros_like(log_odds)
+        if self.centred:
+            for name, value in _mean_activations(problem, mean, order).items():
+                centre[columns.slices[name]] = value
+        return BernoulliGaussian.of(
+            problem.layout,
+            mean,
+            self.first_variance(problem),
+            log_odds.clamp(-CERTAIN, CERTAIN),
+            centre,
+            self.noise,
+        )
+
+    def first_variance(self, problem: Problem) -> Tensor:
+        """Return the slabs' variance ``[P]`` before any data: v_0, for weights over n."""
+        v_0 = self.variance or (10.0 if problem.likelihood.task == "classification" else 0.5)
+        layout, variance = problem.layout, torch.full_like(problem.initial, v_0)
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            if len(shape) == 2:
+                variance[layout.slices[name]] /= shape[1]
+        return variance
+
+    def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
+        """Return no velocity, and the initial posterior over the personal parameters."""
+        still = TdampMemory(velocity=torch.zeros_like(problem.initial))
+        return super().initial_memory(problem) | still.pack()
+
+    def retention(self, sweeps: int) -> float:
+        """Return lambda, the share of the precision that is kept after sweep number `sweeps`."""
+        slower = 1 + sweeps / self.fading if self.fading else 1.0
+        return 1 - (1 - self.forgetting) / slower
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Infer every client's posterior from the start, sweep by sweep (Algorithm 1)."""
+        q = own(join_personal(problem, broadcast.start, cohort)).map(torch.clone)
+        prior = own(join_personal(problem, broadcast.prior, cohort))
+        velocity = TdampMemory.unpack(cohort.memory, BernoulliGaussian).velocity.clone()
+        state = State.of(problem, chain(problem), q, velocity, prior)
+        classifies = problem.likelihood.task == "classification"
+        channel = channels.probit_output if classifies else channels.gaussian_output
+        copies = q.noise.new_tensor(_copies(self, problem, cohort))[:, None, None]
+        last_sweep = LastSweep.of(self, cohort, q.noise[:, 0])
+        loss = q.noise.new_zeros(len(cohort.clients))
+        for step, batch in enumerate(batches(self, cohort)):
+            k = len(batch.sizes)
+            active = state.rows(k)
+            output = pass_messages(active, batch, channel, copies[:k], self.momentum)
+            self._end_sweep(active, q.counted[:k], cohort, step + 1)
+            nll = output.nll
+            loss[:k] += nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
+            last_sweep.add(step, output, batch)
+        return local_result(
+            problem,
+            cohort,
+            q,
+            mean_loss(loss, steps(self, cohort)),
+            last_sweep.means(),
+            TdampMemory(velocity=velocity),
+        )
+
+    def _end_sweep(self, state: State, counted: Tensor, cohort: Cohort, taken: int) -> None:
+        """Temper the posteriors of clients for whom step number `taken` ends a sweep, in place.
+
+        PasP with lambda < 1 (eq. 27), anchored to the round's prior; `counted` ``[k, 1]`` says how
+        often the precisions count the data.
+        """
+        before = cohort.round * self.local_epochs
+        ends = [divmod(taken, n) for n in _minibatches(self, cohort)[: len(counted)]]
+        if all(rest for _, rest in ends):
+            return
+        kept = [1.0 if rest else self.retention(before + sweep - 1) for sweep, rest in ends]
+        share = counted.new_tensor(kept)[:, None]
+        counted.add_(counted.new_tensor([not rest for _, rest in ends])[:, None]).mul_(share)
+        temper(state, share)
+
+    def predict(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
+    ) -> Predictive:
+        """Predict in closed form: class probabilities, or means and variances of targets.
+
+        The means are those of training. Variances are those of a posterior that counts the data
+        once: sweeps count them again and again, and would make the weights look too certain. A
+        Gaussian target is returned as two draws, mean +- deviation, which have its moments.
+        """
+        q = own(join_personal(problem, broadcast.start, cohort))
+        q = q.once(self.first_variance(problem))
+        p, variance = outputs(problem, q, x, self.predictive)
+        if problem.likelihood.task == "classification":
+            found = channels.probit_probabilities(p, variance, q.noise[:, None])
+            return Predictive(found[:, None])
+        deviation = variance.sqrt()
+        return Predictive(torch.stack([p - deviation, p + deviation], 1), q.noise[0, 0])
+
+
+@attrs.frozen(eq=False)
+class LastSweep:
+    """Moments over each client's last sweep, from which the server learns the noise variance.
+
+    `first` ``[K]`` is the step with which it begins, `samples` ``[K]`` counts those seen since, and
+    `sums` ``[K]`` add up each moment; both are changed in place.
+    """
+
+    first: Tensor
+    samples: Tensor
+    sums: dict[str, Tensor] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, inference: Tdamp, cohort: Cohort, like: Tensor) -> LastSweep:
+        """Return empty sums on the device of `like`."""
+        before = [(inference.local_epochs - 1) * n for n in _minibatches(inference, cohort)]
+        first = torch.tensor(before, device=like.device)
+        return cls(first, like.new_zeros(len(cohort.clients)))
+
+    def add(self, step: int, output: Output, batch: Batch) -> None:
+        """Add the moments of step number `step`, for the clients that are in their last sweep."""
+        k = len(batch.sizes)
+        real = (self.first[:k] <= step).to(output.nll)[:, None].expand_as(output.nll)
+        if batch.weight is not None:
+            real = real * (batch.weight > 0)
+        self.samples[:k] += real.sum(1)
+        for name, values in output.residuals.items():
+            total = self.sums.setdefault(name, torch.zeros_like(self.samples))
+            total[:k] += (values * real).sum(1)
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the mean of each moment by name ``[K]``; zero for a client without samples."""
+        return {name: total / self.samples.clamp_min(1) for name, total in self.sums.items()}
+
+
+def outputs(
+    problem: Problem, posterior: BernoulliGaussian, x: Tensor, predictive: str = "moments"
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of the network's outputs ``[K, B, C]`` at `x` ``[K, B, ...]``.
+
+    With ``predictive = "mean"`` only the posterior means are propagated; the variance is zero.
+    """
+    net = layers(problem, posterior, chain(problem))
+    if predictive == "moments":
+        last = forward_pass(net, x.flatten(2))[-1]
+        return last.p, last.variance
+    u = x.flatten(2)
+    for depth, layer in enumerate(net):
+        u = (u.relu() if depth else u) - layer.centre[:, None]
+        u = u @ layer.moments().mean.mT
+        if layer.bias is not None:
+            u = u + layer.bias.mean
+    return u, torch.zeros_like(u)
+
+
+def _minibatches(inference: Tdamp, cohort: Cohort) -> list[int]:
+    """Return the number of minibatches per sweep of each client; 1 where there are no samples."""
+    return [max(1, -(-size // inference.batch_size)) for size in cohort.sizes]
+
+
+def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> list[float]:
+    """Return how often each client counts each of its samples: n / n_k.
+
+    The geometric mean takes client k's evidence to the power n_k / n. With prior p and likelihoods
+    l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts all data once.
+    """
+    total = sum(map(problem.train.size, problem.clients)) if inference.pooled else 0
+    return [total / size if total and size else 1.0 for size in cohort.sizes]
+
+
+def _first_means(problem: Problem, order: list[str]) -> Tensor:
+    """Return random means ``[P]`` of the weights, which break the symmetry; biases are 0."""
+    draws = stream(problem.seed, SERVER, SERVER, "tdamp", problem.device)
+    layout, mean = problem.layout, torch.zeros_like(problem.initial)
+    for depth, path in enumerate(order):
+        name = f"{path}.weight".lstrip(".")
+        rows, columns = layout.shapes[layout.names.index(name)]
+        scale = ((1 if depth == 0 else 2) / columns) ** 0.5
+        scale *= LAST if depth == len(order) - 1 else 1
+        drawn = torch.randn(rows * columns, generator=draws, device=mean.device)
+        mean[layout.slices[name]] = scale * drawn.to(mean.dtype)
+    return mean
+
+
+def _mean_activations(problem: Problem, mean: Tensor, order: list[str]) -> dict[str, Tensor]:
+    """Return the mean input of each layer by the name of its weights, of a net of these means."""
+    x = problem.train.x[: problem.train.end[max(problem.clients)]]  # novel clients come last
+    u = x[:: -(-len(x) // CENTRE_SAMPLES)].flatten(1)
+    matrices, found = problem.layout.unflatten(mean), {}
+    for path in order:
+        name = f"{path}.weight".lstrip(".")
+        found[name] = u.mean(0)
+        u = ((u - found[name]) @ matrices[name].T).relu()
+    return found
