@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bfl_baselines import inferences as parts
-from bfl_baselines.particles import Particles
+from bfl_baselines import (
+    apfl,
+    ditto,
+    fedpop,
+    group_snip,
+    group_sparse,
+    per_fedavg,
+    pfedbayes,
+    pfedme,
+    pooled,
+    scaffold,
+    staged,
+)
 from bflcore import FedAvg, LocalInference, Method, Posterior, hookimpl
 
 
@@ -170,15 +181,16 @@ class Centralised(Method):
 @hookimpl
 def bfl_posteriors() -> Iterator[type[Posterior]]:
     """Yield the family of Langevin's draws."""
-    yield Particles
+    yield fedpop.Particles
 
 
 @hookimpl
 def bfl_inferences() -> Iterator[type[LocalInference]]:
     """Yield what the recipes need beyond `map`."""
-    yield from (parts.Staged, parts.Ditto, parts.AdaptiveMixture, parts.MoreauEnvelope)
-    yield from (parts.MetaLearning, parts.ControlVariates, parts.GroupSparse, parts.GroupSnip)
-    yield from (parts.PersonalBayes, parts.Langevin, parts.Pooled)
+    yield from (staged.Staged, per_fedavg.MetaLearning, scaffold.ControlVariates)
+    yield from (ditto.Ditto, apfl.AdaptiveMixture, pfedme.MoreauEnvelope)
+    yield from (pfedbayes.PersonalBayes, fedpop.Langevin)
+    yield from (group_sparse.GroupSparse, group_snip.GroupSnip, pooled.Pooled)
 
 
 @hookimpl

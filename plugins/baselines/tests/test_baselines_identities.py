@@ -123,7 +123,7 @@ def test_clients_smaller_than_a_batch_train_on_their_samples(method, sizes):
         result = inference.fit(of, start, members)
         before = {**start.start.pack(), **members.memory}
         after = {**result.posterior.pack(), **result.memory}
-        adapted = inference.personalise(of, start, members, novel=False)
+        adapted = inference.personalise(of, start, members)
         assert all(tensor.isfinite().all() for tensor in adapted.values())
         assert any(
             not torch.equal(after[n][0], before[n].reshape(after[n][0].shape)) for n in after
