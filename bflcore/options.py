@@ -24,7 +24,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 import attrs
 import cattrs
@@ -73,6 +73,10 @@ class Component:
     def summary(cls) -> str:
         """Return the first line of the docstring."""
         return (cls.__doc__ or "").strip().split("\n", 1)[0]
+
+    def replace(self, **options: object) -> Self:
+        """Return the component with some of its options replaced."""
+        return cast("Self", attrs.evolve(cast("Any", self), **options))
 
 
 @attrs.frozen

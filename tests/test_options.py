@@ -37,6 +37,14 @@ def test_options_are_listed_with_type_default_help_and_what_is_allowed():
     assert Part.summary() == "Do something."
 
 
+def test_replacing_an_option_keeps_the_others_and_the_original():
+    original = Part(steps=5)
+    assert original.replace(rate=0.1) == Part(steps=5, rate=0.1)
+    assert original == Part(steps=5)
+    with pytest.raises(OptionError, match="rate"):
+        original.replace(rate=2.0)
+
+
 parts = st.builds(
     Part,
     rate=st.floats(0, 1, exclude_min=True),

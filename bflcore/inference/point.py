@@ -50,7 +50,7 @@ Transform = Callable[[LossAndGradient, "Tensor", "Batch"], "tuple[Tensor, Tensor
 
 @component
 class PointInference(GradientInference):
-    """Base of point estimates: everything but the prediction.
+    """Base of point estimates.
 
     Minimises the mean negative log likelihood per sample + anchor/2 * ||w - centre||^2
     + weight_decay/2 * ||w||^2, where the centre is the prior's mean or the round's start;
@@ -75,6 +75,11 @@ class PointInference(GradientInference):
         """Return the function that computes the likelihood's losses and gradients."""
         return Gradient(problem)
 
+    def centre(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Tensor:
+        """Return the centre ``[K, P]`` of the quadratic pull."""
+        anchor = broadcast.prior if self.anchor_to == "prior" else broadcast.start
+        return join_personal(problem, anchor, cohort).mean
+
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Train every client from the broadcast."""
         return fit_points(self, problem, broadcast, cohort)
@@ -87,6 +92,13 @@ class PointInference(GradientInference):
             return cohort.memory
         return fit_points(self, problem, broadcast, cohort, "personal").memory
 
+    def predict(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
+    ) -> Predictive:
+        """Predict with the point: one draw."""
+        weights = client_posterior(problem, broadcast, cohort).mean
+        return problem.likelihood.predictive(problem.outputs(weights[:, None], x))
+
 
 @component
 class Map(PointInference):
@@ -94,13 +106,6 @@ class Map(PointInference):
 
     name = "map"
     reference = "McMahan et al. 2017, Algorithm 1; anchor: Li et al. 2020 (FedProx), eq. 2"
-
-    def predict(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
-    ) -> Predictive:
-        """Predict with the point: one draw."""
-        weights = client_posterior(problem, broadcast, cohort).mean
-        return problem.likelihood.predictive(problem.outputs(weights[:, None], x))
 
 
 def fit_points(
@@ -116,9 +121,7 @@ def fit_points(
     Only the `trainable` parameters change; `transform` replaces the gradient that is followed.
     """
     start = join_personal(problem, broadcast.start, cohort).mean
-    centre = start
-    if inference.anchor_to == "prior":
-        centre = join_personal(problem, broadcast.prior, cohort).mean
+    centre = inference.centre(problem, broadcast, cohort)
     loss_and_gradient = objective(inference, problem, cohort, centre)
     if transform is not None:
         loss_and_gradient = partial(transform, loss_and_gradient)

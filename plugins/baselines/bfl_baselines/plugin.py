@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bfl_baselines import inferences as parts
-from bfl_baselines.particles import Particles
+from bfl_baselines.apfl import AdaptiveMixture
+from bfl_baselines.ditto import PulledNetwork
+from bfl_baselines.fedpop import Langevin, Particles
+from bfl_baselines.group_snip import GroupSnip
+from bfl_baselines.group_sparse import GroupSparse
+from bfl_baselines.per_fedavg import MetaLearning
+from bfl_baselines.pfedbayes import PersonalBayes
+from bfl_baselines.pfedme import MoreauEnvelope
+from bfl_baselines.pooled import Pooled
+from bfl_baselines.scaffold import ControlVariates
+from bfl_baselines.staged import Staged
 from bflcore import Accumulate, Continual, Equal, LocalInference, Map, Method, Posterior, hookimpl
 
 
 class Local(Method):
-    """Train every client alone; nothing travels."""
+    """Train every client alone; nothing is shared."""
 
     name = "local"
     reference = "the lower bound of Chen et al. 2024 (FedSI), Table 1"
@@ -23,7 +32,7 @@ class FedAvgFineTuned(Method):
 
     name = "fedavg-ft"
     reference = "McMahan et al. 2017; fine-tuned as in Chen et al. 2024 (FedSI), section 5"
-    inference = parts.Staged(fine_tune_epochs=5)
+    inference = Staged(fine_tune_epochs=5)
 
 
 class FedProx(Method):
@@ -39,7 +48,7 @@ class Scaffold(Method):
 
     name = "scaffold"
     reference = "Karimireddy et al. 2020, Algorithm 1, option II"
-    inference = parts.ControlVariates(lr=0.05)
+    inference = ControlVariates(lr=0.05)
     weighting = Equal()
     hyper = Accumulate()
 
@@ -58,7 +67,7 @@ class FedRep(Method):
 
     name = "fedrep"
     reference = "Collins et al. 2021, Algorithm 1"
-    inference = parts.Staged(stages="personal-then-shared")
+    inference = Staged(stages="personal-then-shared")
     share = "body"
 
 
@@ -67,7 +76,7 @@ class FedBABU(Method):
 
     name = "fedbabu"
     reference = "Oh, Kim & Yun 2022, Algorithm 1"
-    inference = parts.Staged(stages="shared", fine_tune_epochs=5)
+    inference = Staged(stages="shared", fine_tune_epochs=5)
     share = "body"
 
 
@@ -85,40 +94,40 @@ class PerFedAvg(Method):
 
     name = "per-fedavg"
     reference = "Fallah, Mokhtari & Ozdaglar 2020, Algorithm 1, first order"
-    inference = parts.MetaLearning()
+    inference = MetaLearning()
 
 
 class APFL(Method):
-    """Share a network and predict with an adaptive mixture of it and one's own."""
+    """Share a network; each client predicts with an adaptive mixture of it and its own."""
 
     name = "apfl"
     reference = "Deng, Kamani & Mahdavi 2020, Algorithm 1"
-    inference = parts.AdaptiveMixture()
+    inference = AdaptiveMixture()
 
 
 class PFedMe(Method):
-    """Share the centre of the clients' Moreau envelopes and predict with their minimisers."""
+    """Share the centre of the clients' Moreau envelopes; clients predict with the minimisers."""
 
     name = "pfedme"
     reference = "Dinh, Tran & Nguyen 2020, Algorithm 1 with beta = 1"
-    inference = parts.MoreauEnvelope(optimiser="sgd", lr=0.05)
+    inference = MoreauEnvelope(optimiser="sgd", lr=0.05)
     weighting = Equal()
 
 
 class Ditto(Method):
-    """Share FedAvg's network and predict with one's own, pulled towards it."""
+    """Share FedAvg's network; each client predicts with its own, pulled towards it."""
 
     name = "ditto"
     reference = "Li et al. 2021, Algorithm 1"
-    inference = parts.Ditto()
+    inference = PulledNetwork()
 
 
 class PFedBayes(Method):
-    """Share a Gaussian and predict with one's own, whose prior it is."""
+    """Share a Gaussian that serves as the prior of each client's personal Gaussian."""
 
     name = "pfedbayes"
     reference = "Zhang et al. 2022, Algorithm 1"
-    inference = parts.PersonalBayes(
+    inference = PersonalBayes(
         initial_sigma=0.0789,  # softplus(-2.5), the paper's rho
         kl_weight=10.0,  # the paper's zeta
     )
@@ -132,7 +141,7 @@ class FedPop(Method):
     name = "fedpop"
     aliases = ("fedsoul",)
     reference = "Kotelevskii et al. 2022, Algorithm 1"
-    inference = parts.Langevin()
+    inference = Langevin()
     hyper = Accumulate()
     share = "body"
 
@@ -142,7 +151,7 @@ class GroupSparseSGD(Method):
 
     name = "sgd-group-sparse"
     reference = "Scardapane et al. 2017, eq. 6"
-    inference = parts.GroupSparse(optimiser="sgd", lr=0.05)
+    inference = GroupSparse(optimiser="sgd", lr=0.05)
 
 
 class GroupSNIP(Method):
@@ -150,7 +159,7 @@ class GroupSNIP(Method):
 
     name = "group-snip"
     reference = "Lee, Ajanthan & Torr 2019, eq. 5, over groups"
-    inference = parts.GroupSnip()
+    inference = GroupSnip()
     hyper = Accumulate()
 
 
@@ -159,7 +168,7 @@ class Centralised(Method):
 
     name = "centralised"
     reference = "the usual upper bound; Fischer et al. 2024, Table 1"
-    inference = parts.Pooled()
+    inference = Pooled()
     settings = {"cohort": 1}
 
 
@@ -172,9 +181,10 @@ def bfl_posteriors() -> Iterator[type[Posterior]]:
 @hookimpl
 def bfl_inferences() -> Iterator[type[LocalInference]]:
     """Yield what the recipes need beyond `map`."""
-    yield from (parts.Staged, parts.Ditto, parts.AdaptiveMixture, parts.MoreauEnvelope)
-    yield from (parts.MetaLearning, parts.ControlVariates, parts.GroupSparse, parts.GroupSnip)
-    yield from (parts.PersonalBayes, parts.Langevin, parts.Pooled)
+    yield from (Staged, MetaLearning, ControlVariates)
+    yield from (PulledNetwork, AdaptiveMixture, MoreauEnvelope)
+    yield from (PersonalBayes, Langevin)
+    yield from (GroupSparse, GroupSnip, Pooled)
 
 
 @hookimpl

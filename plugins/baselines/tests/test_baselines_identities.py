@@ -5,17 +5,14 @@ import pytest
 import torch
 from builders import cohort, first_broadcast, problem
 
-from bfl_baselines.inferences import (
-    AdaptiveMixture,
-    ControlVariates,
-    Ditto,
-    GroupSnip,
-    GroupSparse,
-    MetaLearning,
-    Staged,
-)
+from bfl_baselines.apfl import AdaptiveMixture
+from bfl_baselines.ditto import PulledNetwork
+from bfl_baselines.group_snip import GroupSnip
+from bfl_baselines.group_sparse import GroupSparse
+from bfl_baselines.per_fedavg import MetaLearning
 from bfl_baselines.plugin import bfl_methods
-from bfl_superfed.plugin import LowLossSubspace
+from bfl_baselines.scaffold import ControlVariates
+from bfl_baselines.staged import Staged
 from bflcore import Accumulate, Average, Examples, Fixed, Map
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
@@ -23,7 +20,11 @@ from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 
 OPTIONS = {"local_epochs": 2, "batch_size": 3, "lr": 0.05}
-METHODS = list(bfl_methods())
+METHODS = [method.name for method in bfl_methods()]
+
+
+def resolved(method, **file):
+    return resolve(load_registry(), method, file, {})
 
 
 def trained(inference, of, hyper=None, rounds=3):
@@ -38,35 +39,36 @@ def trained(inference, of, hyper=None, rounds=3):
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 @pytest.mark.parametrize(
-    ("kind", "special"),
+    ("name", "special"),
     [
-        (Map, {"anchor": 0.0, "anchor_to": "start"}),
-        (Staged, {"fine_tune_epochs": 2}),
-        (Ditto, {"pull": 0.3}),
-        (AdaptiveMixture, {}),
-        (GroupSparse, {"group_lasso": 0.0, "energy": 1.0}),
-        (GroupSnip, {"pruned": 0.0}),
+        ("map", {"anchor": 0.0, "anchor_to": "start"}),
+        (Staged.name, {"fine_tune_epochs": 2}),
+        (PulledNetwork.name, {"pull": 0.3}),
+        (AdaptiveMixture.name, {}),
+        (GroupSparse.name, {"group_lasso": 0.0, "energy": 1.0}),
+        (GroupSnip.name, {"pruned": 0.0}),
         (
-            LowLossSubspace,
+            "low-loss-subspace",  # of another plugin
             {"start": 1.0, "mu": 0.0, "nu": 0.0, "weight_decay": 0.0, "lambda_selection": "fixed"},
         ),
     ],
-    ids=lambda value: getattr(value, "name", ""),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_travels_is_fedavgs(kind, special, optimiser):
+def test_the_server_receives_what_fedavg_sends(name, special, optimiser):
     of = problem(sizes=(7, 5, 2), dtype=torch.float32)
     options = {**OPTIONS, "optimiser": optimiser}
-    hyper = Accumulate() if kind is GroupSnip else Fixed()
+    hyper = Accumulate() if name == GroupSnip.name else Fixed()
     expected, _ = trained(Map(**options), of)
     assert not torch.equal(expected, of.initial)
+    kind = load_registry().get("inference", name)
     found, _ = trained(kind(**options, **special), of, hyper)
     assert torch.equal(found, expected)
 
 
 def test_fedprox_that_pulls_is_not_fedavg():
     of = problem(sizes=(7, 5, 2), dtype=torch.float32)
-    fedprox = resolve(load_registry(), "fedprox", {"inference": OPTIONS}, {}).inference
-    assert not torch.equal(trained(fedprox, of)[0], trained(Map(**OPTIONS), of)[0])
+    pulled = resolved("fedprox", inference=OPTIONS).inference
+    assert not torch.equal(trained(pulled, of)[0], trained(Map(**OPTIONS), of)[0])
 
 
 def test_scaffold_with_zero_controls_takes_fedavgs_full_batch_step():
@@ -80,23 +82,31 @@ def test_scaffold_with_zero_controls_takes_fedavgs_full_batch_step():
     assert not torch.equal(found, expected)  # now the controls are not zero
 
 
-@pytest.mark.parametrize("name", ["fedper", "local", "lg-fedavg"])
-def test_sharing_all_makes_a_split_method_fedavg(name):
-    assert resolve(load_registry(), name, {}, {}).run.share in {"body", "none", "head"}
-    all_shared = attrs.evolve(resolve(load_registry(), name, {"share": "all"}, {}), method="fedavg")
-    assert all_shared == resolve(load_registry(), "fedavg", {}, {})
+@pytest.mark.parametrize(
+    ("method", "share", "other"),
+    [
+        ("fedper", "all", "fedavg"),
+        ("local", "all", "fedavg"),
+        ("lg-fedavg", "all", "fedavg"),
+        ("fedper", "head", "lg-fedavg"),
+        ("fedavg", "none", "local"),
+    ],
+)
+def test_methods_that_differ_only_in_what_is_shared(method, share, other):
+    assert attrs.evolve(resolved(method, share=share), method=other) == resolved(other)
 
 
-def test_lg_fedavg_is_fedper_that_shares_the_head():
-    fedper, lg = (resolve(load_registry(), name, {}, {}) for name in ("fedper", "lg-fedavg"))
-    assert (fedper.run.share, lg.run.share) == ("body", "head")
-    assert resolve(load_registry(), "fedper", {"share": "head"}, {}).run == lg.run
-    assert list(fedper.components()) == list(lg.components())
+def test_their_sharing_is_the_papers():
+    shares = {name: resolved(name).run.share for name in METHODS}
+    body = {name for name, share in shares.items() if share == "body"}
+    assert body == {"fedper", "fedrep", "fedbabu", "fedpop"}
+    assert (shares.pop("lg-fedavg"), shares.pop("local")) == ("head", "none")
+    assert {share for name, share in shares.items() if name not in body} == {"all"}
 
 
 def test_dittos_own_network_without_a_pull_is_local_training():
     of = problem(sizes=(7, 5, 2), dtype=torch.float32)
-    _, memories = trained(Ditto(pull=0.0, **OPTIONS), of)
+    _, memories = trained(PulledNetwork(pull=0.0, **OPTIONS), of)
     alone = attrs.evolve(of, layout=attrs.evolve(of.layout, shared=(False,) * 4))
     _, expected = trained(Map(**OPTIONS), alone)
     for client in of.clients:
@@ -110,19 +120,18 @@ def test_meta_learning_without_a_step_is_fedavg_on_half_batches():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sizes", [(1, 2), (3, 1)])
 def test_clients_smaller_than_a_batch_train_on_their_samples(method, sizes):
-    kind = type(method.inference)
-    of = problem(sizes=sizes, sharing=method.share)
-    inference = kind(local_epochs=2, batch_size=50, lr=0.05)
+    experiment = resolved(method, inference={"local_epochs": 2, "batch_size": 50, "lr": 0.05})
+    of, inference = problem(sizes=sizes, sharing=experiment.run.share), experiment.inference
     start = first_broadcast(inference, of)
     for client in (0, 1):
         members = cohort(of, inference, [client])
         result = inference.fit(of, start, members)
         before = {**start.start.pack(), **members.memory}
         after = {**result.posterior.pack(), **result.memory}
-        adapted = inference.personalise(of, start, members, novel=False)
+        adapted = inference.personalise(of, start, members)
         assert all(tensor.isfinite().all() for tensor in adapted.values())
         assert any(
             not torch.equal(after[n][0], before[n].reshape(after[n][0].shape)) for n in after

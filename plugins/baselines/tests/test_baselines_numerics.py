@@ -4,19 +4,17 @@ import attrs
 import torch
 from builders import cohort, first_broadcast, problem
 
+from bfl_baselines.apfl import AdaptiveMixture
+from bfl_baselines.ditto import PulledNetwork
+from bfl_baselines.fedpop import Langevin
+from bfl_baselines.group_snip import GroupSnip
+from bfl_baselines.group_sparse import GroupSparse
 from bfl_baselines.groups import Groups
-from bfl_baselines.inferences import (
-    AdaptiveMixture,
-    ControlVariates,
-    Ditto,
-    GroupSnip,
-    GroupSparse,
-    Langevin,
-    MoreauEnvelope,
-    PersonalBayes,
-    Pooled,
-    Staged,
-)
+from bfl_baselines.pfedbayes import PersonalBayes
+from bfl_baselines.pfedme import MoreauEnvelope
+from bfl_baselines.pooled import Pooled
+from bfl_baselines.scaffold import ControlVariates
+from bfl_baselines.staged import Staged
 from bflcore import Accumulate, LocalResult, Map
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
@@ -38,13 +36,13 @@ def fit(inference, of, memory=None, broadcast=None, clients=None) -> LocalResult
 
 def own(of, seed=5):
     v = torch.randn(of.initial.shape, generator=torch.Generator().manual_seed(seed)).double()
-    return v, {"own.mean": v[None], "own-started": torch.ones(1).double()}
+    return v, {"own.mean": v[None], "started": torch.ones(1).double()}
 
 
 def test_dittos_own_network_takes_the_pulled_step():
     of = problem(sizes=(9,))
     v, memory = own(of)
-    result = fit(Ditto(pull=0.4, **STEP), of, memory)
+    result = fit(PulledNetwork(pull=0.4, **STEP), of, memory)
     expected = v - 0.1 * (gradient(of, v) + 0.4 * (v - of.initial))
     torch.testing.assert_close(result.memory["own.mean"][0], expected)
 
@@ -115,11 +113,12 @@ def test_fine_tuning_is_what_predicts_and_does_not_travel():
     of = problem(sizes=(9,))
     inference = Staged(fine_tune_epochs=1, **STEP)
     begun, members = first_broadcast(inference, of), cohort(of, inference)
-    memory = inference.personalise(of, begun, members, novel=False)
+    memory = inference.personalise(of, begun, members)
     expected = of.initial - 0.1 * gradient(of, of.initial)
     torch.testing.assert_close(memory["own.mean"][0], expected)
     x = members.x[:, :4]
-    found = inference.predict(of, begun.start, memory, x, []).draws[0, 0]
+    tuned = attrs.evolve(members, memory=memory)
+    found = inference.predict(of, begun, tuned, x).draws[0, 0]
     torch.testing.assert_close(found, of.forward(expected[None], x)[0].softmax(-1))
 
 

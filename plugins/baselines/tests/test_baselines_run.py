@@ -86,7 +86,14 @@ def test_fedsoul_is_fedpop():
     [
         (("fedrep", "--share", "all"), "inference.stages"),
         (("centralised", "--share", "body"), "--share: the inference pooled"),
-        (("scaffold", "-o", "inference.optimiser=adam"), "optimiser"),
+        (
+            ("scaffold", "-o", "inference.optimiser=adam"),
+            "inference.optimiser: 'adam' is not allowed; allowed: 'sgd'",
+        ),
+        (
+            ("scaffold", "-o", "inference.momentum=0.9"),
+            "inference.momentum: 0.9 is not allowed; allowed: 0.0",
+        ),
         (("fedavg-ft", "--partition", "iid", "--clients", "90"), "--clients: 90"),
     ],
 )

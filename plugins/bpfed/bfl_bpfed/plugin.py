@@ -1,36 +1,15 @@
-"""The method `bpfed` and its inference."""
+"""The method `bpfed` and the hooks of this plugin."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bflcore import Continual, Equal, Method, VariationalInference, component, hookimpl, option
+from bfl_bpfed.bpfed import ReinforcedVariational
+from bflcore import Continual, Equal, Method, hookimpl
 
 if TYPE_CHECKING:
-    from bflcore import Broadcast, Cohort, LocalInference, LocalResult, Problem
-
-
-@component
-class ReinforcedVariational(VariationalInference):
-    """Fit a mean-field Gaussian; transmit a copy of the prior that is pulled towards it (eq. 11).
-
-    With ``reinforce_steps = 0`` the fitted posterior itself is transmitted.
-    """
-
-    name = "reinforced-variational"
-    reference = "Chen et al. 2023 (BPFed), eq. 7, 10, 11; Zhang et al. 2022 (pFedBayes), Alg. 1"
-
-    reinforce_steps: int = option(
-        0, "steps of the transmitted copy on the KL term after each local step", at_least=0
-    )
-    reinforce_lr: float = option(1e-3, "learning rate of those steps", above=0)
-
-    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Minimise Q_i (eq. 10), the transmitted copy following by eq. 11."""
-        from bfl_bpfed import reinforcement
-
-        return reinforcement.fit(self, problem, broadcast, cohort)
+    from bflcore import LocalInference
 
 
 class BPFed(Method):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from builders import cohort, first_broadcast, problem
 
-from bfl_bpfed.plugin import ReinforcedVariational
+from bfl_bpfed.bpfed import ReinforcedVariational
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
@@ -130,10 +130,10 @@ def test_a_novel_client_learns_its_head_alone():
     of = problem(sizes=(9, 9), sharing="body", novel=(1,))
     inference = ReinforcedVariational(local_epochs=20, lr=0.05)
     members = cohort(of, inference, [1])
-    memory = inference.personalise(of, first_broadcast(inference, of), members, novel=True)
+    memory = inference.personalise(of, first_broadcast(inference, of), members)
     assert not torch.equal(memory["personal.mean"], members.memory["personal.mean"])
-    same = inference.personalise(of, first_broadcast(inference, of), members, novel=False)
-    assert same is members.memory
+    known = attrs.evolve(members, novel=False)
+    assert inference.personalise(of, first_broadcast(inference, of), known) is members.memory
 
 
 def test_the_prior_of_a_round_is_the_last_rounds_result():

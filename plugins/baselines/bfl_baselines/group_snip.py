@@ -1,0 +1,84 @@
+"""Group SNIP: neurons are pruned by connection sensitivity before they are trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bfl_baselines.groups import Groups
+from bflcore import Point, PointInference, component, option
+from bflcore.inference.gradient import Gradient, batches
+from bflcore.inference.memory import join_personal, local_result
+from bflcore.inference.point import descend, objective
+from bflcore.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore import Broadcast, Cohort, Layout, LocalResult, Problem
+    from bflcore.inference.gradient import Batch
+else:
+    torch = lazy("torch")
+
+__all__ = ["GroupSnip"]
+
+SENSITIVITY = "sensitivity"  # its name among the statistics and in the server's state
+
+
+@component
+class GroupSnip(PointInference):
+    """Prune the groups to whose connections the loss is least sensitive, then train.
+
+    Goes with ``--hyper accumulate``: in round 1 each client prunes by the sensitivities on its own
+    data and sends them; from round 2 on all prune by their sum, which is the sensitivity on the
+    pooled data if clients count equally.
+    """
+
+    name = "group-snip"
+    reference = "Lee, Ajanthan & Torr 2019 (SNIP), eq. 5, over groups of outgoing weights"
+
+    pruned: float = option(0.5, "fraction of the groups that is pruned", at_least=0, below=1)
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Prune by the clients' common sensitivity, or else by each client's own; then train."""
+        start = join_personal(problem, broadcast.start, cohort).mean
+        common = broadcast.hyper.get(SENSITIVITY)
+        if common is None:
+            sensitivity = self._sensitivity(problem, cohort, start)
+            statistics = {SENSITIVITY: sensitivity}
+        else:
+            sensitivity = common.expand(len(start), -1)
+            statistics = {}
+        mask = pruning_mask(problem.layout, sensitivity, self.pruned)
+        loss_and_gradient = objective(self, problem, cohort, start)
+
+        def masked(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            loss, gradient = loss_and_gradient(w, batch)
+            return loss, gradient * mask[: len(w)]
+
+        w, loss = descend(self, problem, cohort, start * mask, masked)
+        return local_result(problem, cohort, Point(w), loss, statistics)
+
+    def _sensitivity(self, problem: Problem, cohort: Cohort, w: Tensor) -> Tensor:
+        """Return w dL/dw ``[K, P_shared]`` on all of each client's samples; zero without any."""
+        full = self.replace(local_epochs=1, batch_size=max(1, *cohort.sizes))
+        differentiate, gradient = Gradient(problem), torch.zeros_like(w)
+        for batch in batches(full, cohort):  # one, of all who have samples
+            k = len(batch.sizes)
+            gradient[:k] = differentiate(w[:k], batch)[1]
+        return problem.layout.split(w * gradient)[0]
+
+
+def pruning_mask(layout: Layout, sensitivity: Tensor, pruned: float) -> Tensor:
+    """Return 0 on the fraction `pruned` of the groups that matters least, else 1 ``[K, P]``.
+
+    A group matters by the absolute sum of its `sensitivity` ``[K, P_shared]``. Where nothing
+    matters (a client without samples), nothing is pruned.
+    """
+    groups = Groups(layout, shared_only=True)
+    nothing = sensitivity.new_zeros(len(sensitivity), layout.personal_total)
+    scores = groups.sums(layout.join(sensitivity, nothing)).abs()
+    least = scores.argsort(dim=1, stable=True)[:, : int(pruned * groups.count)]
+    kept = torch.ones_like(scores).scatter_(1, least, 0.0)
+    kept = torch.where(scores.sum(1, keepdim=True) > 0, kept, torch.ones_like(kept))
+    return groups.spread(kept, 1.0)

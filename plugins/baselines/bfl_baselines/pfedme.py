@@ -1,0 +1,65 @@
+"""pFedMe: the shared network descends the Moreau envelopes of the clients' losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bfl_baselines.personal import PersonalNetwork
+from bflcore import Point, component, option
+from bflcore.inference.gradient import batches, mean_loss, steps
+from bflcore.inference.memory import OwnPosterior, client_posterior, join_personal, local_result
+from bflcore.inference.point import objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore import Broadcast, Cohort, LocalResult, Problem
+    from bflcore.inference.gradient import Batch
+    from bflcore.inference.point import LossAndGradient
+
+__all__ = ["MoreauEnvelope"]
+
+
+@component
+class MoreauEnvelope(PersonalNetwork):
+    """Descend the Moreau envelope of the loss; predict with the minimiser that defines it.
+
+    F(w) = min over theta of f(theta) + lambda/2 ||theta - w||^2, whose gradient at w is
+    lambda (w - theta(w)).
+    """
+
+    name = "pfedme"
+    reference = "Dinh, Tran & Nguyen 2020 (pFedMe), Algorithm 1"
+
+    pull: float = option(15.0, "strength of the pull to the shared network (lambda)", above=0)
+    inner_steps: int = option(5, "gradient steps per minibatch towards theta (K)", at_least=1)
+    personal_lr: float = option(0.05, "learning rate of those steps", above=0)
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Alternate between theta(w) on a minibatch and a step of w down its envelope."""
+        w = join_personal(problem, broadcast.start, cohort).mean.clone()  # [K, P]
+        theta = client_posterior(problem, broadcast, cohort).mean.clone()  # [K, P]
+        loss_and_gradient = objective(
+            self, problem, cohort, self.centre(problem, broadcast, cohort)
+        )
+        rule = self.update_rule(w, cohort)
+        total = w.new_zeros(len(w))
+        for batch in batches(self, cohort):
+            k = len(batch.sizes)
+            theta[:k], loss = self._minimise(loss_and_gradient, w[:k], batch)
+            rule.step(self.pull * (w[:k] - theta[:k]))
+            total[:k] += loss
+        kept = OwnPosterior(own=Point(theta), started=w.new_ones(len(w)))
+        loss = mean_loss(total, steps(self, cohort))
+        return local_result(problem, cohort, Point(w), loss, memory=kept)
+
+    def _minimise(
+        self, loss_and_gradient: LossAndGradient, w: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Approximate theta(w) ``[k, P]`` from w by `inner_steps` steps; return the last losses."""
+        theta, loss = w.clone(), w.new_zeros(len(w))
+        for _ in range(self.inner_steps):
+            loss, gradient = loss_and_gradient(theta, batch)
+            gradient = gradient.add(theta - w, alpha=self.pull)
+            theta = theta.sub(gradient, alpha=self.personal_lr)
+        return theta, loss

@@ -1,0 +1,78 @@
+"""FedRep, FedBABU and fine-tuned FedAvg: training in stages, and fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from bflcore import OptionError, Point, PointInference, component, option
+from bflcore.inference.memory import join_personal, keep_own
+from bflcore.inference.point import descend, fit_points, objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bflcore import Broadcast, Cohort, LocalResult, Problem
+
+__all__ = ["Staged", "fine_tune"]
+
+
+@component
+class Staged(PointInference):
+    """Train all parameters, or body and head in turn, or one of them; fine-tune to predict."""
+
+    name = "staged"
+    reference = "Collins et al. 2021 (FedRep), Algorithm 1; Oh et al. 2022 (FedBABU), Algorithm 1"
+
+    stages: str = option(
+        "joint",
+        "what a round trains: all parameters, the personal and then the shared ones, or only "
+        "the shared ones",
+        choices=("joint", "personal-then-shared", "shared"),
+    )
+    personal_epochs: int = option(10, "epochs of the stage of the personal parameters", at_least=1)
+    fine_tune_epochs: int = option(
+        0, "fine-tuning epochs before each evaluation (the shared model is unaffected)", at_least=0
+    )
+
+    def check(self, problem: Problem) -> None:
+        """Refuse stages of a network whose parameters are all shared or all personal."""
+        layout = problem.layout
+        if self.stages != "joint" and not (layout.personal_total and layout.shared_total):
+            empty = "shared" if layout.personal_total else "personal"
+            raise OptionError(
+                f"inference.stages: {self.stages!r} needs both shared and personal parameters, but "
+                f"none are {empty}; use --share body, --share head or -o inference.stages=joint"
+            )
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Train every client, stage by stage."""
+        if self.stages == "joint":
+            return fit_points(self, problem, broadcast, cohort)
+        if self.stages == "personal-then-shared":
+            first = self.replace(local_epochs=self.personal_epochs)
+            personal = fit_points(first, problem, broadcast, cohort, "personal")
+            cohort = attrs.evolve(cohort, memory=personal.memory)
+        return fit_points(self, problem, broadcast, cohort, "shared")
+
+    def personalise(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
+    ) -> Mapping[str, Tensor]:
+        """Fit a novel client's personal parameters, then fine-tune all."""
+        memory = super().personalise(problem, broadcast, cohort)
+        if not self.fine_tune_epochs:
+            return memory
+        longer = self.replace(local_epochs=self.fine_tune_epochs)
+        return fine_tune(longer, problem, broadcast, attrs.evolve(cohort, memory=memory))
+
+
+def fine_tune(
+    inference: PointInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
+) -> dict[str, Tensor]:
+    """Return memories with networks ``[K, P]`` trained further on each client's samples."""
+    start = join_personal(problem, broadcast.start, cohort).mean
+    loss_and_gradient = objective(inference, problem, cohort, start)
+    weights, _ = descend(inference, problem, cohort, start, loss_and_gradient)
+    return keep_own(cohort.memory, Point(weights))

@@ -1,0 +1,107 @@
+"""BPFed's inference: a Gaussian posterior, and a copy of its prior that follows it.
+
+Each client keeps a local copy v of the prior of the shared parameters. After a step of the
+posterior q on Q_i (eq. 10), v takes steps on KL(q || v), q held fixed (eq. 11); v is then the
+anchor of q's next step, and what the client sends at the end of the round. This is the
+server-bound model of pFedBayes (Zhang et al. 2022, Algorithm 1), from which the paper takes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from bflcore import Gaussian, VariationalInference, component, option
+from bflcore.inference.gradient import Optimiser, steps, trainable_mask
+from bflcore.inference.variational import fit_gaussians, prior_of_cohort
+from bflcore.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore import Broadcast, Cohort, LocalResult, Problem
+else:
+    torch = lazy("torch")
+
+__all__ = ["FollowingPrior", "ReinforcedVariational"]
+
+
+@component
+class FollowingPrior(VariationalInference):
+    """Base of inferences in which a copy of the prior follows the posterior."""
+
+    reinforce_lr: float = option(1e-3, "learning rate of the copy of the prior", above=0)
+
+    def fit_and_follow(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, copy_steps: int
+    ) -> tuple[LocalResult, Gaussian]:
+        """Fit every client's q, and let v take `copy_steps` after each step of q.
+
+        Returns the result of q, and v ``[K, P_shared]``.
+        """
+        v = prior_of_cohort(self, problem, broadcast, cohort).map(torch.clone)
+        theta = torch.stack([v.mean, v.variance.log() / 2], dim=1)
+        taken = tuple(copy_steps * n for n in steps(self, cohort))
+        lr = self.reinforce_lr / self.lr * self.lr_at(cohort.round)  # falls as that of q does
+        rule = Optimiser(theta, taken, self.optimiser, lr, self.momentum)
+        copy = PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, "shared"))
+        fitted = fit_gaussians(self, problem, broadcast, cohort, after_step=copy.follow, anchor=v)
+        return fitted, v.split(problem.layout)[0]
+
+
+@component
+class ReinforcedVariational(FollowingPrior):
+    """Fit a mean-field Gaussian; send a copy of the prior that is pulled towards it (eq. 11).
+
+    With ``reinforce_steps = 0`` the fitted posterior itself is sent.
+    """
+
+    name = "reinforced-variational"
+    reference = "Chen et al. 2023 (BPFed), eq. 7, 10, 11; Zhang et al. 2022 (pFedBayes), Alg. 1"
+
+    reinforce_steps: int = option(
+        0, "steps of the copy of the prior on the KL term after each local step", at_least=0
+    )
+
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Minimise Q_i (eq. 10), the copy of the prior following by eq. 11."""
+        if not self.reinforce_steps:
+            return fit_gaussians(self, problem, broadcast, cohort)
+        fitted, v = self.fit_and_follow(problem, broadcast, cohort, self.reinforce_steps)
+        return attrs.evolve(fitted, posterior=v)
+
+
+@attrs.frozen(eq=False)
+class PriorCopy:
+    """A cohort's copies v of the prior; `follow` changes them in place.
+
+    `v` ``[K, P]`` is what anchors q; `theta` ``[K, 2, P]``, its mean and rho = log sigma, is what
+    `optimiser` changes, `steps` times per step of q and only where `mask` is 1.
+    """
+
+    v: Gaussian
+    theta: Tensor
+    optimiser: Optimiser
+    steps: int
+    mask: Tensor | None
+
+    def follow(self, q: Tensor) -> None:
+        """Move v along -d KL(q || v) / dv, given q as (mean, rho) ``[k, 2, P]``."""
+        k = len(q)
+        mean, variance = q[:, 0], (2 * q[:, 1]).exp()
+        for _ in range(self.steps):
+            gradient = self._gradient(mean, variance, k)
+            self.optimiser.step(gradient if self.mask is None else gradient * self.mask)
+        self.v.mean[:k] = self.theta[:k, 0]
+        self.v.variance[:k] = (2 * self.theta[:k, 1]).exp()
+
+    def _gradient(self, mean: Tensor, variance: Tensor, k: int) -> Tensor:
+        # KL(q || v) = log s_v - log s_q + (s_q^2 + (mu_q - mu_v)^2) / (2 s_v^2) - 1/2
+        # with s_v = exp(rho): d / d mu_v = (mu_v - mu_q) / s_v^2
+        #                      d / d rho = 1 - (s_q^2 + (mu_q - mu_v)^2) / s_v^2
+        shift = self.theta[:k, 0] - mean
+        precision = (-2 * self.theta[:k, 1]).exp()
+        d_rho = 1 - (variance + shift.square()) * precision
+        return torch.stack([shift * precision, d_rho], dim=1)
