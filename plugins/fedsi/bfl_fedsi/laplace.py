@@ -162,10 +162,8 @@ def infer(
     primal = side == "primal"
     gram = scale.new_zeros(count, count) if primal else scale.new_zeros(0, 0)  # A'^T A'
     for block in weighted(problem, weights, x, noise, count):
-        scaled = block.columns(index).mul_(scale).flatten(0, 1)
-        tolerance = NEGLIGIBLE / max(1, len(x) * block.outputs.shape[1])
-        kept = torch.linalg.vecdot(scaled, scaled) > tolerance
-        rows.append(scaled[kept])
+        scaled, kept = _rows_that_matter(block, index, scale, len(x))
+        rows.append(scaled)
         if isinstance(block, Linear):
             layers.append((block, kept))
         if side == "auto" and not primal and sum(map(len, rows)) > count:
@@ -180,10 +178,20 @@ def infer(
         factor = torch.linalg.solve_triangular(lower, eye, upper=False).mul_(scale)
         return Subnetwork(index, torch.zeros_like(g), factor, 1.0)
     whole = torch.cat([scale.new_zeros(0, count), *rows])
-    rows.clear()
+    del rows, scaled  # as large as `whole`
     lower = cholesky(_plus_identity(_products(whole, layers, index, scale)))
     factor = torch.linalg.solve_triangular(lower, whole, upper=False).mul_(scale)
     return Subnetwork(index, torch.zeros_like(g).index_copy(0, index, g[index]), factor, -1.0)
+
+
+def _rows_that_matter(
+    block: Jacobian, index: Tensor, scale: Tensor, samples: int
+) -> tuple[Tensor, Tensor]:
+    """Return the rows of A' of one block that are not `NEGLIGIBLE`, and which they are."""
+    scaled = block.columns(index).mul_(scale).flatten(0, 1)
+    tolerance = NEGLIGIBLE / max(1, samples * block.outputs.shape[1])
+    kept = torch.linalg.vecdot(scaled, scaled) > tolerance
+    return scaled[kept], kept
 
 
 def _products(

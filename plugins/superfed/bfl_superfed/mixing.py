@@ -1,7 +1,7 @@
 """Training at random mixtures of two models (SuPerFed, eq. 3 and Algorithm 1).
 
-`Objective.gradients` is eq. 3 as one reads it; `train` computes the same to rounding, in half the
-time.
+`Objective.gradients` is eq. 3 as the paper has it; `train` follows the same gradients, to rounding,
+with fewer passes over the parameters.
 """
 
 from __future__ import annotations
