@@ -40,12 +40,12 @@ __all__ = [
     "changed",
     "component",
     "evolve",
+    "find_option",
+    "is_union",
+    "label",
     "option",
     "options_of",
-    "parse_spec",
-    "parse_text",
-    "read_value",
-    "spec_text",
+    "type_name",
 ]
 
 T = TypeVar("T")
@@ -294,43 +294,6 @@ def label(where: str, name: str) -> str:
     return f"--{name.replace('_', '-')}" if where == "--" else f"{where}.{name}"
 
 
-def parse_text(cls: type[Component], key: str, text: str, where: str) -> object:
-    """Read the value of one option from a command-line string, by its declared type."""
-    declared = find_option(cls, key, where)
-    return read_value(text, declared.type, label(where, declared.name))
-
-
-def parse_spec(cls: type[C], text: str, where: str) -> C:
-    """Build a component from ``name:value,value``: values fill the options in order.
-
-    A boolean option is switched on by its name (``labels:5,random``).
-    """
-    declared = list(options_of(cls))
-    values: dict[str, object] = {}
-    for word in filter(None, text.partition(":")[2].split(",")):
-        switch = next((d for d in declared if d.type is bool and d.name == word), None)
-        if switch is not None:
-            values[switch.name] = True
-            continue
-        field = next((d for d in declared if d.name not in values and d.type is not bool), None)
-        if field is None:
-            form = ",".join(d.name for d in declared) or "no value"
-            raise OptionError(
-                f"{where}: {text!r} has a value too many ({word!r}); "
-                f"{cls.name} takes {form}: bfl show {cls.kind} {cls.name}"
-            )
-        values[field.name] = read_value(word, field.type, where)
-    return build(cls, values, where)
-
-
-def spec_text(part: Component) -> str:
-    """Return the ``name:value,value`` that `parse_spec` reads back as `part`."""
-    values = [(o, getattr(part, o.name)) for o in options_of(type(part))]
-    words = ["none" if value is None else str(value) for o, value in values if o.type is not bool]
-    words += [o.name for o, value in values if o.type is bool and value]
-    return f"{part.name}:{','.join(words)}" if words else part.name
-
-
 def as_dict(part: Component) -> dict[str, object]:
     """Return the name and every option of a component as plain, storable values.
 
@@ -345,12 +308,13 @@ def type_name(kind: Any) -> str:
     """Return an option's type in words: ``int``, ``tuple of int``, ``float or none``."""
     if typing.get_origin(kind) is tuple:
         return f"tuple of {type_name(typing.get_args(kind)[0])}"
-    if _is_union(kind):
+    if is_union(kind):
         return " or ".join(type_name(member) for member in typing.get_args(kind))
     return "none" if kind is type(None) else str(kind.__name__)
 
 
-def _is_union(kind: Any) -> bool:
+def is_union(kind: Any) -> bool:
+    """Return whether a type is a union, in either spelling."""
     return typing.get_origin(kind) in (types.UnionType, typing.Union)  # X | None, Optional[X]
 
 
@@ -373,7 +337,7 @@ _converter.register_structure_hook(str, _strict(str))
 def _structure(value: object, declared: Option, where: str) -> object:
     wanted = declared.type
     try:
-        if _is_union(wanted):
+        if is_union(wanted):
             if value is None:
                 return None
             wanted = next(k for k in typing.get_args(wanted) if k is not type(None))
@@ -391,21 +355,3 @@ def _elements(value: object) -> Sequence[object]:
     if isinstance(value, list | tuple):
         return value
     raise TypeError(value)  # a string is a sequence, too, but not a tuple of options
-
-
-_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-def read_value(text: str, kind: Any, where: str) -> object:
-    """Read a value of a type from text; `where` names it in the `OptionError` of a wrong one."""
-    try:
-        if _is_union(kind):
-            if text.lower() == "none":
-                return None
-            kind = next(k for k in typing.get_args(kind) if k is not type(None))
-        if typing.get_origin(kind) is tuple:
-            element = typing.get_args(kind)[0]
-            return tuple(read_value(word, element, where) for word in filter(None, text.split(",")))
-        return _WORDS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise OptionError(f"{where}: {text!r} is not allowed; allowed: {type_name(kind)}") from None

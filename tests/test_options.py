@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bflcore import Component, OptionError, component, option
-from bflcore.options import as_dict, build, options_of, parse_spec, parse_text, spec_text, type_name
+from bflcore import Component, OptionError, component, evolve, option
+from bflcore.option_text import parse_spec, parse_text, spec_text, value_text
+from bflcore.options import as_dict, build, changed, options_of, type_name
 
 
 @component
@@ -229,3 +230,42 @@ def test_a_spec_fills_options_in_order_and_switches_by_name():
 def test_the_text_of_a_spec_is_read_back(k, a, random):
     part = Labels(k=k, a=a, random=random)
     assert parse_spec(Labels, spec_text(part), "--partition") == part
+
+
+@given(parts)
+def test_the_text_of_a_value_is_read_back(part):
+    for declared in options_of(Part):
+        value = getattr(part, declared.name)
+        assert parse_text(Part, declared.name, value_text(value), "part") == value
+
+
+@component
+class Spelt(Component):
+    """Descend."""
+
+    kind = "part"
+    name = "spelt"
+
+    optimiser: str = option("adam", "update rule", aliases=("optimizer",))
+    lr: float = option(0.1, "learning rate", above=0)
+
+
+def test_an_alias_is_accepted_wherever_the_name_is_and_stored_under_the_name():
+    expected = {"name": "spelt", "optimiser": "sgd", "lr": 0.1}
+    assert as_dict(Spelt(optimizer="sgd")) == expected
+    assert as_dict(build(Spelt, {"optimizer": "sgd"}, "spelt")) == expected
+    assert parse_text(Spelt, "optimizer", "sgd", "spelt") == "sgd"
+    with pytest.raises(OptionError, match="optimizer: optimiser is given, too"):
+        Spelt(optimizer="sgd", optimiser="sgd")
+
+
+def test_a_misspelt_option_in_python_is_answered_with_the_nearest():
+    with pytest.raises(OptionError, match=r"part spelt: 'optimser' \(did you mean optimiser\?\)"):
+        Spelt(optimser="sgd")
+
+
+def test_a_component_that_differs_in_some_options_keeps_the_others():
+    one = evolve(Spelt(lr=0.5), optimiser="sgd")
+    assert one == Spelt(lr=0.5, optimiser="sgd")
+    assert changed(one) == {"optimiser": "sgd", "lr": 0.5}
+    assert changed(Spelt(lr=0.1)) == {}

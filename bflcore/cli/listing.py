@@ -12,6 +12,7 @@ import click
 
 from bflcore.cli.columns import columns
 from bflcore.errors import unknown
+from bflcore.option_text import value_text
 from bflcore.options import Component, Option, changed, options_of, type_name
 from bflcore.registry.kinds import KINDS
 from bflcore.registry.loading import CORE, Registry, load_registry
@@ -97,9 +98,8 @@ def show(kind: str, name: str, as_json: bool) -> None:
         allowed = f" [{option.allowed}]" if option.allowed else ""
         prefix = "--" if kind == "settings" else f"{kind}."
         called = option.name.replace("_", "-") if kind == "settings" else option.name
-        click.echo(
-            f"  {prefix}{called} = {_text(option.default)}  ({type_name(option.type)}){allowed}"
-        )
+        default = value_text(option.default) or "none"
+        click.echo(f"  {prefix}{called} = {default}  ({type_name(option.type)}){allowed}")
         click.echo(f"      {option.help}")
 
 
@@ -157,20 +157,11 @@ def _recipe(method: type[Method]) -> dict[str, Any]:
 def _recipe_rows(method: type[Method]) -> list[tuple[str, str]]:
     rows = []
     for kind, part in method.parts().items():
-        options = [f"{name} = {_text(value)}" for name, value in changed(part).items()]
+        options = [f"{name} = {value_text(value)}" for name, value in changed(part).items()]
         rows.append((kind, part.name))
         rows += [("", f"  {option}") for option in options]
     settings = {"share": method.share, **method.settings}
-    return rows + [(name, _text(value)) for name, value in settings.items()]
-
-
-def _text(value: object) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value)) or "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else str(value)
+    return rows + [(name, value_text(value)) for name, value in settings.items()]
 
 
 commands = (list_plugins, list_components, show)

@@ -12,7 +12,8 @@ from bflcore.cli.execution import execute_and_report
 from bflcore.errors import OptionError, nearest, unknown
 from bflcore.experiments.compatibility import ignored
 from bflcore.experiments.resolve import chosen_class, read, resolve
-from bflcore.options import Component, Option, label, options_of, parse_text, read_value
+from bflcore.option_text import parse_text, read_value, value_text
+from bflcore.options import Component, Option, label, options_of
 from bflcore.registry.kinds import CONFIGURABLE, KINDS, PARTS
 from bflcore.registry.loading import load_registry
 from bflcore.settings import DataSettings, RunSettings
@@ -91,11 +92,8 @@ def _listed(declared: Option) -> str:
 
 
 def _shown(declared: Option) -> str:
-    """Return the default of an option in words."""
-    default = declared.default
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return "none" if default in (None, ()) else str(default)
+    """Return the default of an option as it is typed."""
+    return value_text(declared.default) or "none"
 
 
 def _help(text: str, default: str, allowed: str = "", listed: str = "") -> str:

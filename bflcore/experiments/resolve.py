@@ -15,6 +15,7 @@ import attrs
 
 from bflcore.errors import OptionError, unknown
 from bflcore.experiments import compatibility
+from bflcore.option_text import parse_spec, spec_text
 from bflcore.options import (
     Component,
     as_dict,
@@ -23,8 +24,6 @@ from bflcore.options import (
     evolve,
     label,
     options_of,
-    parse_spec,
-    spec_text,
 )
 from bflcore.registry.kinds import CONFIGURABLE, KINDS, PARTS, Kind, kind_called
 from bflcore.settings import DataSettings, RunSettings

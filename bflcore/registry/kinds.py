@@ -90,7 +90,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "likelihood", "likelihoods", "bflcore.problem.likelihoods:Likelihood",
         "likelihood of the targets", hook="bfl_likelihoods",
-        part=True,
+        part=True, checks="likelihood_checks",
     ),
     Kind(
         "engine", "engines", "bflcore.engines.base:Engine",
@@ -110,7 +110,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "label-noise", "label_noises", "bflcore.data.label_noise:LabelNoise",
         "noise on training labels", hook="bfl_label_noises",
-        setting="label_noise",
+        setting="label_noise", checks="label_noise_checks",
     ),
     Kind(
         "logger", "loggers", "bflcore.registry.loggers:Logger",

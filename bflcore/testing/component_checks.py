@@ -11,7 +11,8 @@ from functools import cache
 
 import attrs
 
-from bflcore.options import Component, as_dict, build, options_of, parse_text
+from bflcore.option_text import parse_text, value_text
+from bflcore.options import Component, as_dict, build, options_of
 from bflcore.registry.kinds import KINDS
 
 __all__ = ["checks_of"]
@@ -101,7 +102,7 @@ def options_can_be_typed(part: Part) -> None:
     """Every default can be written on the command line."""
     for option in options_of(part):
         value = option.default
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        text = value_text(value)
         read = parse_text(part, option.name, text, part.kind)
         if read != value:
             raise AssertionError(
