@@ -49,5 +49,6 @@ def ignored(aggregator: Aggregator, explicit_weighting: str | None) -> str:
         return ""
     return (
         f"note: --weighting {explicit_weighting} does not change the fusion: aggregator "
-        f"{aggregator.name} ignores weights ({aggregator.ignores_weights_because}); bfl list aggregator shows others"
+        f"{aggregator.name} ignores weights ({aggregator.ignores_weights_because}); "
+        "bfl list aggregator shows others"
     )
