@@ -1,9 +1,8 @@
 """Aggregation: how K posteriors become one.
 
-A rule takes clients in one after the other: ``start(prior)``, ``add(state, posteriors, weights)`` as
-often as there are clients, ``finish(state)``. What it holds in between is a `State`, which a worker
-or an edge server can send in place of its clients' posteriors: states of neighbouring clients
-`merge`.
+A rule takes in one client after another: ``start(prior)``, ``add(state, posteriors, weights)`` for
+each of them, ``finish(state)``. What it holds in between is a `State`, which a worker or an edge
+server can send in place of its clients' posteriors: states of neighbouring clients `merge`.
 
 A plain `Aggregator` collects its clients and fuses them at the end. Most rules are *encode, sum,
 decode*: an `AdditiveAggregator` states the two ends and gets streaming in memory independent of K,
@@ -63,15 +62,13 @@ class State:
     tensors: Statistics = attrs.field(factory=dict)
 
     def chunks(self) -> Iterator[tuple[slice | EllipsisType, State]]:
-        """Yield the state over some coordinates after another (views; scalars as they are).
+        """Yield the state over a few coordinates at a time (views; scalars as they are).
 
         A family whose fields differ in shape is not divided: all of it is one chunk, ``...``.
         """
-        divisible = all(
-            field.shape == self.prior.mean.shape for field in self.prior.pack().values()
-        )
-        where = slices(len(self.prior.mean), COORDINATES) if divisible else (...,)
-        for chunk in where:
+        mean, fields = self.prior.mean, self.prior.pack().values()
+        divisible = all(field.shape == mean.shape for field in fields)
+        for chunk in slices(len(mean), COORDINATES) if divisible else (...,):
             tensors = {n: one[chunk] if one.ndim else one for n, one in self.tensors.items()}
             yield chunk, State(self.prior[chunk], tensors)
 
@@ -215,13 +212,14 @@ class CoordinatewiseAggregator(AdditiveAggregator):
     def add(self, state: State, posteriors: Posterior, weights: Tensor) -> State:
         """Add clients to the sums, chunk by chunk and in place."""
         tensors, sound = dict(state.tensors), True
-        for chunk, part in state.chunks():
+        for chunk, before in state.chunks():
+            after, origin = before, before.prior
             for rows in slices(len(weights), CLIENTS):
                 few = posteriors[rows, chunk]
                 sound &= _is_sound(few)
-                sums = self.encode(few, weights[rows].double(), part.prior)
-                part = self.merge(part, State(part.prior, sums))
-            for name, value in part.tensors.items():
+                sums = self.encode(few, weights[rows].double(), origin)
+                after = self.merge(after, State(origin, sums))
+            for name, value in after.tensors.items():
                 sound &= bool(value.sum().isfinite())
                 if value.ndim and name not in tensors:
                     whole = value.shape if chunk is ... else state.prior.mean.shape

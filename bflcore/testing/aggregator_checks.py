@@ -55,8 +55,8 @@ def ignored_weights_are_declared(part: Part) -> None:
     """A rule ignores weights if and only if it says so, and then it says why."""
     if part.weighs == bool(part.ignores_weights_because):
         raise AssertionError(
-            f"weighs is {part.weighs}, ignores_weights_because is {part.ignores_weights_because!r}; "
-            "give the reason of a rule that does not weigh, and none of another"
+            f"weighs is {part.weighs} and ignores_weights_because is "
+            f"{part.ignores_weights_because!r}; give a reason if and only if weighs is False"
         )
     if part.weighs == bool(part.tags & {"adds-evidence", "robust"}):
         raise AssertionError(
