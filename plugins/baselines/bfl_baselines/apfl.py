@@ -28,7 +28,7 @@ __all__ = ["AdaptiveMixture"]
 class Mixture(OwnPosterior):
     """What a client keeps; it predicts with its `own`, the mixture alpha v + (1 - alpha) w."""
 
-    started: Tensor
+    started: Tensor  # whether (1) or not (0) it has v and the mixture
     v: Tensor  # the personal network ``[P]``
     alpha: Tensor  # its weight in the mixture ``[]``
 

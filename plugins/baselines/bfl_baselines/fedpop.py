@@ -132,7 +132,7 @@ class Langevin(GradientInference):
             chain[:k] = torch.cat([chain[:k, 1:], z[:, None]], dim=1)
             rule.step(expected)
             total[:k] += loss
-        return LocalResult(
+        return LocalResult(  # the body is one particle, the head S: they are never one posterior
             cohort.clients,
             Particles(body[:, None]),
             torch.tensor(cohort.sizes),

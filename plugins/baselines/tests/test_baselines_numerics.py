@@ -178,6 +178,13 @@ def test_the_chain_samples_a_known_posterior():
     assert abs(float(weights.mean()) - 0.3) < 0.005
 
 
+def test_the_body_descends_the_gradient_under_the_chain():
+    of = problem(sizes=(9,), sharing="body")
+    result = fit(Langevin(inner_steps=1, burn_in=0.0, particles=1, **STEP), of)
+    body = of.layout.split(of.initial - 0.1 * gradient(of, of.initial))[0]
+    torch.testing.assert_close(result.posterior.draws[0, 0], body)
+
+
 def test_the_chains_common_prior_follows_the_mean_of_all_particles():
     of = problem(sizes=(7, 5, 2), sharing="body")
     inference, hyper = Langevin(local_epochs=2, particles=3), Accumulate()

@@ -69,6 +69,21 @@ def test_the_transmitted_copy_takes_the_step_of_eq_11():
         torch.testing.assert_close(v.memory[name], q.memory[name])
 
 
+def test_the_rate_of_the_copy_falls_as_that_of_the_posterior():
+    of = problem(sizes=(9,))
+    inference = ReinforcedVariational(
+        reinforce_steps=1, reinforce_lr=0.004, lr_decay=0.5, kl_weight=0, **STEP
+    )
+    broadcast = first_broadcast(inference, of, round=2)
+    start = broadcast.start.mean
+    q = attrs.evolve(inference, reinforce_steps=0).fit(
+        of, broadcast, cohort(of, inference, round=2)
+    )
+    v = inference.fit(of, broadcast, cohort(of, inference, round=2))
+    gradient = (start - q.posterior.mean[0]) / broadcast.prior.variance
+    torch.testing.assert_close(v.posterior.mean[0], start - 0.004 * 0.25 * gradient)
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_cohort_computes_what_its_clients_compute_alone(steps):
     of = problem(sharing="body")
