@@ -9,42 +9,43 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bflcore.errors import OptionError
+from bflcore.files import replace_file
 from bflcore.options import Component, component
 
 __all__ = ["CSV", "Logger", "MLflow", "TensorBoard", "flat"]
 
 
 class Logger(Component, abc.ABC):
-    """Base of loggers that ``--log NAME`` finds."""
+    """Base of loggers, chosen with ``--log NAME``."""
 
     kind: ClassVar[str] = "logger"
 
     def check(self) -> None:
-        """Refuse to start where something is missing: raise `OptionError`, with what to install."""
+        """Raise `OptionError` if a package is missing, with the command that installs it."""
 
     @abc.abstractmethod
     def log(self, folder: Path, record: dict[str, Any]) -> None:
         """Log one evaluated round (a line of ``metrics.jsonl``) of the run in `folder`."""
 
     def rewind(self, folder: Path, round: int) -> None:
-        """Forget what was logged after a round: the run goes on from there, and logs it again.
+        """Remove what was logged after a round: the run continues from there, and logs it again.
 
-        By default nothing, for those to whom a figure logged twice at a round is one.
+        Default: do nothing (for back ends that overwrite a repeated step).
         """
 
 
 @component
 class CSV(Logger):
-    """Add each evaluated round to ``metrics.csv``: one column a figure, for spreadsheets."""
+    """Add each evaluated round to ``metrics.csv``, one column per metric, for spreadsheets."""
 
     name = "csv"
 
     def log(self, folder: Path, record: dict[str, Any]) -> None:
-        """Add one row; a figure that earlier rounds lack gets a column, empty in theirs."""
+        """Add one row; a metric that earlier rounds lack gets a column, empty in their rows."""
         self._write(folder, [*self._read(folder), flat(record)])
 
     def rewind(self, folder: Path, round: int) -> None:
-        """Take out the rows after a round."""
+        """Remove the rows after a round."""
         if rows := self._read(folder):
             self._write(folder, [row for row in rows if float(row["round"]) <= round])
 
@@ -57,12 +58,13 @@ class CSV(Logger):
 
     def _write(self, folder: Path, rows: list[dict[str, Any]]) -> None:
         columns = dict.fromkeys(name for row in rows for name in row)
-        aside = folder / ".metrics.csv.writing"
-        with aside.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replace_file(folder / "metrics.csv") as aside,
+            aside.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(rows)
-        aside.replace(folder / "metrics.csv")
 
 
 @component
@@ -88,9 +90,8 @@ class TensorBoard(Logger):
 class MLflow(Logger):
     """Send each evaluated round to an MLflow tracking server or file store.
 
-    Where to is decided by MLflow's own environment variables (MLFLOW_TRACKING_URI,
-    MLFLOW_EXPERIMENT_NAME). The run's id there is kept in its folder, so that a run that goes on
-    later goes on there.
+    MLflow's own environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) say where.
+    The MLflow run's id is stored in the folder, so that a resumed run continues the same one.
     """
 
     name = "mlflow"

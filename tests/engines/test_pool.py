@@ -1,0 +1,97 @@
+"""Process pools: order, isolation of crashes, time limits."""
+
+import os
+import time
+
+import attrs
+import pytest
+import torch
+from builders import problem
+
+from bflcore import ClientError, Map
+from bflcore.engines.pool import InProcessPool, ProcessPool, Task, open_pool
+from bflcore.rounds import Recipe, begin
+
+
+@attrs.frozen(eq=False)
+class Scripted:
+    """A worker that does what a task's memory says, and replies with its process and clients."""
+
+    problem: object
+
+    def fit(self, broadcast, clients, memories):
+        (memory,) = memories
+        if "seconds" in memory:
+            time.sleep(float(memory["seconds"]))
+        if "exit" in memory:
+            os._exit(int(memory["exit"]))
+        return [(os.getpid(), list(clients), float(broadcast.start.mean.sum()))]
+
+    def evaluate(self, broadcast, clients, memories):
+        return [("evaluated", list(clients))]
+
+
+@pytest.fixture(scope="module")
+def work():
+    of = problem()
+    return Scripted(of), begin(Recipe(Map(), None, None, None), of)
+
+
+def tasks(*scripts):
+    return [
+        Task([client], [{name: torch.tensor(value) for name, value in script.items()}])
+        for client, script in enumerate(scripts)
+    ]
+
+
+def test_one_process_without_a_time_limit_is_this_one(work):
+    worker, broadcast = work
+    with open_pool(worker, 1) as pool:
+        assert isinstance(pool, InProcessPool)
+        ((process, clients, _),) = next(pool.run("fit", broadcast, tasks({})))
+    assert (process, clients) == (os.getpid(), [0])
+    with open_pool(worker, 1, timeout=9) as pool:
+        assert isinstance(pool, ProcessPool)
+
+
+def test_replies_come_in_the_order_of_tasks_whichever_is_ready_first(work):
+    worker, broadcast = work
+    with open_pool(worker, 2) as pool:
+        list(pool.run("evaluate", broadcast, tasks({}, {})))  # both processes have started
+        replies = list(pool.run("fit", broadcast, tasks({"seconds": 0.4}, {}, {}, {})))
+        assert [clients for ((_, clients, _),) in replies] == [[0], [1], [2], [3]]
+        processes = [process for ((process, *_),) in replies]
+        assert processes[1:] == [processes[1]] * 3  # the free process took all the others
+        assert processes[0] not in {processes[1], os.getpid()}
+        sums = {total for ((*_, total),) in replies}
+        assert sums == {float(broadcast.start.mean.sum())}
+        assert list(pool.run("evaluate", broadcast, tasks({}))) == [[("evaluated", [0])]]
+
+
+def test_a_process_that_dies_costs_its_own_task_and_is_replaced(work):
+    worker, broadcast = work
+    with open_pool(worker, 2) as pool:
+        first, second, third = pool.run("fit", broadcast, tasks({}, {"exit": 3}, {}))
+        assert (first[0][1], third[0][1]) == ([0], [2])
+        (error,) = second
+        assert isinstance(error, ClientError)
+        assert (error.client, error.stage) == (1, "fit")
+        assert error.reason == "its worker process died (exit code 3)"
+        assert len(list(pool.run("fit", broadcast, tasks({}, {}, {}, {})))) == 4
+
+
+def test_a_client_that_takes_too_long_is_dropped_and_starting_a_process_does_not_count(work):
+    worker, broadcast = work
+    with open_pool(worker, 2, timeout=0.5) as pool:  # starting takes longer than that
+        slow, quick = pool.run("fit", broadcast, tasks({"seconds": 60.0}, {"seconds": 0.1}))
+        assert slow[0].reason == "it took longer than 0.5 s (--client-timeout)"
+        assert quick[0][1] == [1]
+
+
+def test_closing_a_pool_stops_its_processes(work):
+    worker, broadcast = work
+    with open_pool(worker, 2) as pool:
+        replies = list(pool.run("fit", broadcast, tasks({"seconds": 0.2}, {"seconds": 0.2})))
+    for ((process, *_),) in replies:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

@@ -1,0 +1,78 @@
+"""Checkpoints: what was written comes back, and little is written."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from builders import gaussian, normal
+
+from bflcore import Broadcast, Gaussian
+from bflcore.errors import RunError
+from bflcore.experiments.checkpoint import Checkpoints
+
+
+def broadcast(number, shift=0.0):
+    start = gaussian(4, seed=number)
+    return Broadcast(number, start, Gaussian(start.mean + shift, start.variance), {})
+
+
+def test_a_checkpoint_gives_back_what_it_took(tmp_path):
+    memories = {
+        7: {"a.b": normal(3), "count": torch.tensor(5), "mask": torch.tensor([True, False])},
+        11: {},
+    }
+    sent = Broadcast(3, gaussian(4), gaussian(4, seed=9), {"noise": torch.tensor(0.25)})
+    with Checkpoints(tmp_path / "checkpoint") as store:
+        store.write(sent, memories, {"x": 0.1})
+    back = Checkpoints(tmp_path / "checkpoint").read(Gaussian)
+    assert back.state == {"x": 0.1}
+    assert back.broadcast.round == 3
+    assert torch.equal(back.broadcast.prior.variance, sent.prior.variance)
+    assert torch.equal(back.broadcast.hyper["noise"], sent.hyper["noise"])
+    assert back.memories.keys() == memories.keys()
+    for name, tensor in memories[7].items():
+        assert torch.equal(back.memories[7][name], tensor)
+
+
+def test_a_prior_that_is_the_start_is_stored_once(tmp_path):
+    start = gaussian(4)
+    with Checkpoints(tmp_path / "checkpoint") as store:
+        store.write(Broadcast(1, start, start), {}, {})
+    back = Checkpoints(tmp_path / "checkpoint").read(Gaussian).broadcast
+    assert back.prior is back.start
+
+
+def test_only_memories_that_changed_are_written_and_little_is_kept(tmp_path):
+    folder, draw = tmp_path / "checkpoint", random.Random(0)
+    memories = {client: {"m": normal(4, seed=client)} for client in range(10)}
+    with Checkpoints(folder) as store:
+        store.write(broadcast(0), memories, {})
+    for number in range(1, 40):
+        for client in draw.sample(range(10), 2):
+            memories[client] = {"m": normal(4, seed=100 * number + client)}
+        with Checkpoints(folder) as store:  # as a resumed run does
+            held = store.read(Gaussian).memories
+            held |= {c: m for c, m in memories.items() if not torch.equal(m["m"], held[c]["m"])}
+            store.write(broadcast(number), held, {})
+        found = Checkpoints(folder).read(Gaussian)
+        assert all(torch.equal(found.memories[c]["m"], m["m"]) for c, m in memories.items())
+        sizes = [len(_keys(path)) for path in folder.glob("*.clients.safetensors")]
+        assert sum(sizes) <= 20
+        assert min(sizes) <= 2 or sizes == [10]
+        assert len([p for p in folder.iterdir() if p.stem.isdecimal()]) == 1
+
+
+def _keys(path):
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+    (tmp_path / "checkpoint").write_text("a file where the folder should be")
+    store = Checkpoints(tmp_path / "checkpoint")
+    with pytest.raises(RunError, match="the checkpoint cannot be written"), store:
+        store.write(broadcast(0), {}, {})

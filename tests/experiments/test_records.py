@@ -1,0 +1,81 @@
+"""What a run reports: counters that survive an interruption, and the round that is called best."""
+
+import json
+
+import pytest
+import torch
+
+from bflcore.errors import ClientError
+from bflcore.experiments.records import Records
+from bflcore.messages import Evaluation
+from bflcore.problem import metrics
+from bflcore.rounds import Round
+
+
+def evaluation(client, hits, total=10):
+    """Return an evaluation in which so many of the predictions are right."""
+    labels = torch.zeros(total, dtype=torch.int64)
+    certain = torch.tensor([[0.9, 0.1]] * hits + [[0.2, 0.8]] * (total - hits))
+    return Evaluation(client, metrics.classification_sums(certain[None], labels), None)
+
+
+def done(*dropped):
+    return Round(None, 0.5, (0, 1), dropped, 10, 20, 1.5, 0.25)
+
+
+def evaluated(records, number, *hits, novel=()):
+    replies = [evaluation(client, n) for client, n in enumerate(hits)]
+    return records.add_evaluation(number, 0.5, {}, replies, novel)
+
+
+def test_groups_of_clients_have_metrics_of_their_own():
+    record = evaluated(Records("m"), 1, 10, 5, 2, novel={2})
+    assert record["personal.accuracy"] == pytest.approx({"mean": 0.75, "std": 0.25, "pooled": 0.75})
+    assert record["novel.accuracy"]["mean"] == pytest.approx(0.2)
+    assert not any(key.startswith("global.") for key in record)
+
+
+def test_costs_add_up_and_a_dropped_client_is_reported_once():
+    records = Records("m")
+    records.add_round(1, done(ClientError(7, "fit", "late")))
+    records.add_round(2, done())
+    first = evaluated(records, 2, 5)
+    second = evaluated(records, 3, 5)
+    assert first["bytes"] == {"up": 20, "down": 40}
+    assert first["seconds"] == {"clients": 3.0, "server": 0.5, "evaluation": 0.0}
+    expected = {"round": 1, "client": 7, "stage": "fit", "reason": "late"}
+    assert (first["dropped"], second["dropped"]) == ([expected], [])
+    assert records.summary()["dropped"] == [expected]
+
+
+def test_a_client_whose_evaluation_failed_is_reported_and_left_out():
+    replies = [evaluation(0, 4), ClientError(1, "evaluate", "dark")]
+    record = Records("m").add_evaluation(1, 0.5, {}, replies, ())
+    assert record["personal.accuracy"]["pooled"] == pytest.approx(0.4)
+    assert [(entry["client"], entry["stage"]) for entry in record["dropped"]] == [(1, "evaluate")]
+
+
+def test_records_restored_from_a_checkpoint_continue_as_if_nothing_had_happened():
+    whole, cut = Records("m"), Records("m")
+    for records in (whole, cut):
+        records.add_round(1, done(ClientError(7, "fit", "late")))
+        evaluated(records, 1, 5)
+        records.add_round(2, done(ClientError(8, "fit", "late")))
+    state, lines = json.loads(json.dumps([cut.state(), cut.records]))
+    resumed = Records("m")
+    resumed.restore(state, lines)
+    for records in (whole, resumed):
+        evaluated(records, 2, 6)
+    one, other = ({**records.summary(), "seconds": None} for records in (whole, resumed))
+    assert one == other
+    assert resumed.records == whole.records
+
+
+def test_the_summary_keeps_the_final_round_and_the_best_apart():
+    records = Records("m")
+    for number, hits in ((1, 4), (2, 9), (3, 6)):
+        evaluated(records, number, hits)
+    summary = records.summary()
+    assert summary["final"]["round"] == summary["rounds"] == 3
+    assert summary["best"]["round"] == 2
+    assert "chosen on test data" in summary["best"]["chosen"]

@@ -1,0 +1,51 @@
+"""Files that are replaced: the old content or the new one, whatever happens."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bflcore.files import replace_file, write_text
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    write_text(tmp_path / "a.txt", "new ä")
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "new ä"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(tmp_path, error):
+    def fail():
+        with replace_file(tmp_path / "a.txt") as aside:
+            aside.write_text("half of the new")
+            raise error
+
+    write_text(tmp_path / "a.txt", "old")
+    with pytest.raises(error):
+        fail()
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads Linux's list of open files")
+def test_the_content_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
+    seen = []
+    replace, sync = os.replace, os.fsync
+
+    def noted_sync(descriptor):
+        seen.append(("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(
+        "pathlib.Path.replace",
+        lambda self, target: (seen.append(("rename", str(target))), replace(self, target)),
+    )
+    write_text(tmp_path / "a.txt", "x")
+    assert seen == [
+        ("sync", str(tmp_path / ".a.txt.writing")),
+        ("rename", str(tmp_path / "a.txt")),
+        ("sync", str(tmp_path)),
+    ]
