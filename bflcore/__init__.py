@@ -28,7 +28,7 @@ from bflcore.layout import Layout
 from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models.base import Model
-from bflcore.options import Component, component, evolve, option
+from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
@@ -93,7 +93,6 @@ __all__ = [
     "Weighting",
     "check_weights",
     "component",
-    "evolve",
     "hookimpl",
     "option",
 ]

@@ -39,7 +39,6 @@ __all__ = [
     "canonical",
     "changed",
     "component",
-    "evolve",
     "find_option",
     "is_union",
     "label",
@@ -210,12 +209,6 @@ def _renamed(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str,
         if alias in aliases and aliases[alias] in values:
             raise OptionError(f"{alias}: {aliases[alias]} is given, too, which means the same")
     return {aliases.get(name, name): value for name, value in values.items()}
-
-
-def evolve(part: C, **options: Any) -> C:
-    """Return a component that differs in the given options."""
-    evolved: C = attrs.evolve(part, **options)  # type: ignore[misc]  # any component is attrs'
-    return evolved
 
 
 def changed(part: Component) -> dict[str, object]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bflcore import Component, OptionError, component, evolve, option
+from bflcore import Component, OptionError, component, option
 from bflcore.option_text import parse_spec, parse_text, spec_text, value_text
 from bflcore.options import as_dict, build, changed, options_of, type_name
 
@@ -265,7 +265,7 @@ def test_a_misspelt_option_in_python_is_answered_with_the_nearest():
 
 
 def test_a_component_that_differs_in_some_options_keeps_the_others():
-    one = evolve(Spelt(lr=0.5), optimiser="sgd")
+    one = Spelt(lr=0.5).replace(optimiser="sgd")
     assert one == Spelt(lr=0.5, optimiser="sgd")
     assert changed(one) == {"optimiser": "sgd", "lr": 0.5}
     assert changed(Spelt(lr=0.1)) == {}

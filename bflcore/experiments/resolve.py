@@ -21,7 +21,6 @@ from bflcore.options import (
     as_dict,
     build,
     canonical,
-    evolve,
     label,
     options_of,
 )
@@ -113,7 +112,7 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     run = _run_settings(recipe, file, flags)
     data = _data_settings(recipe, file, flags)
     if "cohort" not in {**file, **flags} and run.cohort > data.clients - data.novel_clients:
-        run = evolve(run, cohort=0)  # the method's cohort is for more clients: take all
+        run = run.replace(cohort=0)  # the method's cohort is for more clients: take all
     _check_counts(run, data)
     parts: Values = {kind: _part(registry, recipe, kind, file, flags) for kind in PARTS}
     fitted = (type(parts[kind]) for kind in compatibility.FITTED)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bfl_fedsi.fedsi import SubnetworkLaplace
-from bflcore import Continual, Equal, Method, evolve, hookimpl
+from bflcore import Continual, Equal, Method, hookimpl
 
 if TYPE_CHECKING:
     from bflcore import LocalInference
@@ -30,7 +30,7 @@ class FedSIFac(Method):
 
     name = "fedsi-fac"
     reference = "Chen, Liu, Wu, Fan & Cao 2024, section on ablations"
-    inference = evolve(FedSI.inference, fraction=1.0, covariance="diagonal")
+    inference = FedSI.inference.replace(fraction=1.0, covariance="diagonal")
     weighting = FedSI.weighting
     hyper = FedSI.hyper
     share = FedSI.share

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bfl_superfed.superfed import LowLossSubspace
-from bflcore import Method, evolve, hookimpl
+from bflcore import Method, hookimpl
 from bflcore.models import TwoNN
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SuPerFedLM(Method):
 
     name = "superfed-lm"
     reference = "Hahn, Jeong & Lee 2022, Algorithm 1"
-    inference = evolve(SuPerFedMM.inference, mixing="layer", nu=2.0)
+    inference = SuPerFedMM.inference.replace(mixing="layer", nu=2.0)
     model = SuPerFedMM.model
     settings = SuPerFedMM.settings
 
