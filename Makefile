@@ -55,6 +55,7 @@ lint: $(READY)  ## run ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
+	$(BIN)/lint-imports --no-cache
 
 format: $(READY)  ## let ruff reformat the sources
 	$(BIN)/ruff check --fix .

@@ -13,8 +13,8 @@ from bflcore.hyper import Fixed
 from bflcore.inference.point import Map
 from bflcore.inference.variational import Variational
 from bflcore.options import Component, build, options_of
-from bflcore.registry.kinds import KINDS, PARTS, Kind
-from bflcore.settings import DataSettings, RunSettings
+from bflcore.options.kinds import KINDS, PARTS, Kind
+from bflcore.options.settings import DataSettings, RunSettings
 from bflcore.weighting import Examples
 
 if TYPE_CHECKING:

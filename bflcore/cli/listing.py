@@ -12,11 +12,11 @@ import click
 
 from bflcore.cli.columns import columns
 from bflcore.errors import unknown
-from bflcore.option_text import value_text
 from bflcore.options import Component, Option, changed, options_of, type_name
-from bflcore.registry.kinds import KINDS
+from bflcore.options.kinds import KINDS
+from bflcore.options.settings import SETTINGS
+from bflcore.options.text import value_text
 from bflcore.registry.loading import CORE, Registry, load_registry
-from bflcore.settings import SETTINGS
 
 if TYPE_CHECKING:
     from bflcore.methods import Method

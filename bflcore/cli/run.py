@@ -12,11 +12,11 @@ from bflcore.cli.execution import execute_and_report
 from bflcore.errors import OptionError, nearest, unknown
 from bflcore.experiments.compatibility import ignored
 from bflcore.experiments.resolve import chosen_class, read, resolve
-from bflcore.option_text import parse_text, read_value, value_text
 from bflcore.options import Component, Option, label, options_of
-from bflcore.registry.kinds import CONFIGURABLE, KINDS, PARTS
+from bflcore.options.kinds import CONFIGURABLE, KINDS, PARTS
+from bflcore.options.settings import DataSettings, RunSettings
+from bflcore.options.text import parse_text, read_value, value_text
 from bflcore.registry.loading import load_registry
-from bflcore.settings import DataSettings, RunSettings
 
 if TYPE_CHECKING:
     from bflcore.experiments.resolve import Experiment, Values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bflcore.errors import IncompatibleError
-from bflcore.registry.kinds import FITTED
+from bflcore.options.kinds import FITTED
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator

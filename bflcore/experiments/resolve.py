@@ -15,7 +15,6 @@ import attrs
 
 from bflcore.errors import OptionError, unknown
 from bflcore.experiments import compatibility
-from bflcore.option_text import parse_spec, spec_text
 from bflcore.options import (
     Component,
     as_dict,
@@ -24,8 +23,9 @@ from bflcore.options import (
     label,
     options_of,
 )
-from bflcore.registry.kinds import CONFIGURABLE, KINDS, PARTS, Kind, kind_called
-from bflcore.settings import DataSettings, RunSettings
+from bflcore.options.kinds import CONFIGURABLE, KINDS, PARTS, Kind, kind_called
+from bflcore.options.settings import DataSettings, RunSettings
+from bflcore.options.text import parse_spec, spec_text
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator

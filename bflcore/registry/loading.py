@@ -22,9 +22,9 @@ from packaging.utils import canonicalize_name
 
 from bflcore.errors import BflError, PluginError, nearest, unknown
 from bflcore.options import Component
+from bflcore.options.kinds import KINDS, Kind, kind_called
 from bflcore.registry import builtin, hookspecs
 from bflcore.registry.hookspecs import GROUP
-from bflcore.registry.kinds import KINDS, Kind, kind_called
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator

@@ -11,9 +11,9 @@ from functools import cache
 
 import attrs
 
-from bflcore.option_text import parse_text, value_text
 from bflcore.options import Component, as_dict, build, options_of
-from bflcore.registry.kinds import KINDS
+from bflcore.options.kinds import KINDS
+from bflcore.options.text import parse_text, value_text
 
 __all__ = ["checks_of"]
 

@@ -23,7 +23,7 @@ import attrs
 
 from bflcore.errors import BflError
 from bflcore.options import Component
-from bflcore.registry.kinds import KINDS
+from bflcore.options.kinds import KINDS
 
 __all__ = ["Check", "Outcome", "checks", "parametrize_with_checks"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from bflcore.experiments.resolve import resolve
 from bflcore.methods import Method
 from bflcore.options import options_of
+from bflcore.options.kinds import kind_called
 from bflcore.registry import builtin
-from bflcore.registry.kinds import kind_called
 from bflcore.registry.loading import Plugin, Registry, read_plugins
 from bflcore.testing.problems import QUICK
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bflcore.data.partition import Partition
-from bflcore.registry.kinds import CONFIGURABLE
+from bflcore.options.kinds import CONFIGURABLE
 
 QUICK = (
     "--data",

@@ -7,7 +7,7 @@ from bflcore import FedAvg, GaussianNoise, Map, OptionError, Variational
 from bflcore.data.label_noise import Pair
 from bflcore.experiments.resolve import Experiment, chosen_class, resolve
 from bflcore.models import TwoNN
-from bflcore.registry.kinds import CONFIGURABLE, PARTS
+from bflcore.options.kinds import CONFIGURABLE, PARTS
 from bflcore.registry.loading import Plugin, Registry, load_registry
 
 SYNTHETIC = {"data": "synthetic"}

@@ -9,9 +9,9 @@ import torch
 
 from bflcore import Point, hookimpl
 from bflcore.experiments.resolve import resolve
+from bflcore.options.kinds import KINDS
 from bflcore.registry import builtin, hookspecs
 from bflcore.registry.hookspecs import GROUP
-from bflcore.registry.kinds import KINDS
 from bflcore.registry.loading import read_plugins
 
 SPECS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{GROUP}_spec")}

@@ -7,7 +7,7 @@ import pytest
 from testing.verdicts import wrong
 
 from bflcore import Fixed
-from bflcore.registry.kinds import KINDS
+from bflcore.options.kinds import KINDS
 from bflcore.registry.loading import load_registry
 from bflcore.testing import Check, Outcome, checks, parametrize_with_checks
 

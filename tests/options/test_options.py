@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bflcore import Component, OptionError, component, option
-from bflcore.option_text import parse_spec, parse_text, spec_text, value_text
 from bflcore.options import as_dict, build, changed, options_of, type_name
+from bflcore.options.text import parse_spec, parse_text, spec_text, value_text
 
 
 @component

@@ -7,9 +7,9 @@ import pytest
 
 import bflcore
 from bflcore import Component, OptionError
-from bflcore.registry.kinds import KINDS, kind_called
+from bflcore.options.kinds import KINDS, kind_called
+from bflcore.options.settings import DataSettings
 from bflcore.registry.loading import Registry, load_registry
-from bflcore.settings import DataSettings
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
