@@ -50,8 +50,8 @@ def replaced(text: str, name: str, lines: list[str]) -> str:
     """Put lines between the page's marks ``<!-- name -->`` and ``<!-- /name -->``."""
     block = "\n".join(["```", *lines, "```"])
     return re.sub(
-        rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)",
-        lambda match: match.group(1) + block + match.group(2),
+        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+        lambda match: f"{match.group(1)}{block}\n{match.group(2)}",
         text,
         flags=re.DOTALL,
     )
@@ -93,22 +93,34 @@ def layer_lines() -> list[str]:
     return ["   ".join(line) for line in layers()]
 
 
-def imports() -> set[tuple[str, str]]:
-    """Return the imports between the modules and packages of the layers."""
+def imports() -> list[tuple[str, str]]:
+    """Return the imports between the modules of the layers, without those that others imply."""
     graph = grimp.build_graph("bflcore", cache_dir=None)
     known = [name for line in layers() for name in line]
-    found = set()
-    for importer in known:
-        for imported in known:
-            if importer != imported and graph.direct_import_exists(
+    direct = {
+        importer: {
+            imported
+            for imported in known
+            if importer != imported
+            and graph.direct_import_exists(
                 importer=f"bflcore.{importer}", imported=f"bflcore.{imported}", as_packages=True
-            ):
-                found.add((importer, imported))
-    return found
+            )
+        }
+        for importer in known
+    }
+    reached: dict[str, set[str]] = {}
+    for name in reversed(known):  # from the bottom: what is imported is known by then
+        reached[name] = direct[name].union(*(reached[below] for below in direct[name]))
+    return [
+        (importer, imported)
+        for importer in known
+        for imported in sorted(direct[importer])
+        if not any(imported in reached[other] for other in direct[importer])
+    ]
 
 
 def draw_layers(path: Path) -> None:
-    """Draw one box per module or package, one row per layer, one arrow per import."""
+    """Draw one box per module or package, one row per layer, and arrows for imports."""
     rows = layers()
     places = {
         name: ((i + 0.5) / len(line), -row)
@@ -122,11 +134,11 @@ def draw_layers(path: Path) -> None:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 0.62 * len(rows)), layout="constrained")
         axis = figure.add_subplot()
-        for importer, imported in sorted(imports()):
+        for importer, imported in imports():
             (x, y), (to_x, to_y) = places[importer], places[imported]
             axis.annotate(
                 "", (to_x, to_y + 0.22), (x, y - 0.22),
-                arrowprops={"arrowstyle": "->", "color": GREY, "lw": 0.6,
+                arrowprops={"arrowstyle": "->", "color": GREY, "lw": 0.9,
                             "connectionstyle": "arc3,rad=0.12"},
             )  # fmt: skip
         for name, (x, y) in places.items():
@@ -161,11 +173,7 @@ def way_of_a_posterior() -> list[Step]:
     def watch(frame: FrameType, event: str, argument: Any) -> None:
         del argument
         module = ours(frame)
-        name = (
-            frame.f_code.co_qualname
-            if hasattr(frame.f_code, "co_qualname")
-            else frame.f_code.co_name
-        )
+        name = frame.f_code.co_qualname
         hidden = "<" in name or name.rpartition(".")[2].startswith("_")
         if not module.startswith("bflcore.") or hidden or module.endswith(".posteriors"):
             return
@@ -202,9 +210,7 @@ def one_round(of: Any) -> Any:
 def way_lines(way: list[Step]) -> list[str]:
     """Return the way as text: module and function."""
     width = max(len(module) for module, _ in way) + 2
-    return [
-        f"{number:>2}  {module:<{width}}{name}" for number, (_, module, name) in enumerate(way, 1)
-    ]
+    return [f"{i:>2}  {module:<{width}}{name}" for i, (module, name) in enumerate(way, 1)]
 
 
 def draw_way(way: list[Step], path: Path) -> None:
@@ -212,10 +218,7 @@ def draw_way(way: list[Step], path: Path) -> None:
     order = [name for line in layers()[::-1] for name in line]
 
     def height(module: str) -> int:
-        known = [
-            i for i, name in enumerate(order) if module == name or module.startswith(name + ".")
-        ]
-        return known[0] if known else -1
+        return order.index(module.partition(".")[0])
 
     modules = sorted({module for module, _ in way}, key=lambda m: (-height(m), m))
     place = {module: i for i, module in enumerate(modules)}
