@@ -6,11 +6,11 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import gaussian, normal
 
 from bflcore import Aggregator, Average, Broadcast, Equal, Examples, Gaussian, Point, Posterior
 from bflcore.aggregation import AdditiveAggregator, State, add_sums, slices, weighted_sum
 from bflcore.errors import OptionError
+from bflcore.testing.problems import gaussian, normal
 from bflcore.weighting import check_weights
 
 WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=torch.float64)

@@ -13,7 +13,6 @@ from collections import defaultdict
 
 import pytest
 import torch
-from builders import IMAGE, convolutional, dense, problem
 from torch import nn
 
 from bflcore import ClientError, GaussianNoise, IncompatibleError, OptionError
@@ -24,6 +23,7 @@ from bflcore.engines.local import Local
 from bflcore.experiments.compatibility import FITTED, check
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import IMAGE, convolutional, dense, problem
 
 REGISTRY = load_registry()
 INFERENCES = [part.name for part in REGISTRY.inferences.values()]

@@ -4,7 +4,6 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from builders import problem
 
 from bflcore import (
     Average,
@@ -19,6 +18,7 @@ from bflcore import (
 )
 from bflcore.engines.local import Local
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import problem
 
 INFERENCES = [
     Map(local_epochs=2, batch_size=3),

@@ -11,7 +11,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from builders import gaussian, problem, reply
 from hypothesis import given, settings
 
 from bflcore import (
@@ -34,6 +33,7 @@ from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import gaussian, problem, reply
 
 SIZE = 5
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"

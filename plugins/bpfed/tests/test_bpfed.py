@@ -3,7 +3,6 @@
 import attrs
 import pytest
 import torch
-from builders import cohort, first_broadcast, problem
 
 from bfl_bpfed.bpfed import ReinforcedVariational
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
@@ -11,6 +10,7 @@ from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import cohort, first_broadcast, problem
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
 DOUBLE = torch.float64

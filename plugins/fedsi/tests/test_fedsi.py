@@ -5,7 +5,6 @@ import math
 import attrs
 import pytest
 import torch
-from builders import cohort, convolutional, dense, first_broadcast, normal, problem
 from torch import nn
 
 from bfl_fedsi import fedsi, laplace
@@ -17,6 +16,7 @@ from bflcore.experiments.resolve import resolve
 from bflcore.problem.likelihoods import Likelihood
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import cohort, convolutional, dense, first_broadcast, normal, problem
 
 DOUBLE = torch.float64
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
