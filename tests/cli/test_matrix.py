@@ -161,3 +161,17 @@ def test_whole_runs_on_digits_learn(words, tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert end.value.code == 0, captured.err
     assert json.loads(captured.out)["final"]["personal.accuracy"]["mean"] > 0.5  # chance: 0.1
+
+
+def test_the_matrix_names_the_weightings_that_fit(bfl):
+    _, text, _ = bfl("matrix")
+    of_points, of_gaussians = (
+        next(
+            line
+            for line in text.partition(f"{name}  (gives")[2].splitlines()
+            if "weightings:" in line
+        )
+        for name in ("map", "variational")
+    )
+    assert "distance" in of_gaussians
+    assert "distance" not in of_points
