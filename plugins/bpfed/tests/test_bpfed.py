@@ -21,7 +21,7 @@ def fit(inference, of, broadcast=None):
     return inference.fit(of, broadcast or first_broadcast(inference, of), members), members
 
 
-def test_the_recipe_is_the_papers():
+def test_the_recipe_is_the_papers_except_for_the_copies():
     method = resolve(load_registry(), "bpfed", {}, {})
     assert (method.hyper, method.weighting) == (Continual(), Equal())
     assert method.run.share == "body"
