@@ -158,7 +158,7 @@ def way_of_a_posterior() -> list[Step]:
 
     from bflcore import Posterior
     from bflcore.messages import Broadcast, LocalResult
-    from bflcore.testing.problems import problem
+    from bflcore.testing.problems import separable
 
     steps: list[Step] = []
 
@@ -182,7 +182,7 @@ def way_of_a_posterior() -> list[Step]:
             if step not in steps:
                 steps.append(step)
 
-    run = one_round(problem())
+    run = one_round(separable())
     with torch.random.fork_rng():
         sys.setprofile(watch)
         try:

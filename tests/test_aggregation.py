@@ -6,12 +6,11 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import gaussian, normal
 
-from bflcore import Aggregator, Average, Broadcast, Equal, Examples, Gaussian, Point, Posterior
+from bflcore import Aggregator, Average, Gaussian, Point, Posterior
 from bflcore.aggregation import AdditiveAggregator, State, add_sums, slices, weighted_sum
 from bflcore.errors import OptionError
-from bflcore.weighting import check_weights
+from bflcore.testing.problems import gaussian, normal
 
 WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=torch.float64)
 
@@ -198,34 +197,6 @@ def test_weights_that_are_no_weights_are_refused(family, rule, weights, message)
     with pytest.raises(OptionError, match=message) as refusal:
         rule.fuse(posteriors, torch.tensor(weights), prior)
     assert "\n" not in str(refusal.value)
-
-
-def test_weights_of_which_one_is_positive_are_accepted():
-    check_weights(torch.tensor([0.0, 1e-300, 0.0], dtype=torch.float64), 3)
-
-
-def test_clients_weigh_as_much_as_they_have_samples():
-    posteriors, prior = clients("gaussian")
-    weights = Examples().weigh(posteriors, torch.tensor([5, 1, 0, 9]), Broadcast(0, prior, prior))
-    assert weights.tolist() == [5.0, 1.0, 0.0, 9.0]
-    assert weights.dtype == torch.float64
-
-
-def test_equal_clients_weigh_the_same_whatever_they_have():
-    posteriors, prior = clients("gaussian")
-    weights = Equal().weigh(posteriors, torch.tensor([5, 1, 0, 9]), Broadcast(0, prior, prior))
-    assert weights.tolist() == [1.0] * 4
-    assert weights.dtype == torch.float64
-
-
-@pytest.mark.parametrize("weighting", [Examples(), Equal()])
-def test_a_local_weighting_gives_the_same_weights_client_by_client(weighting):
-    posteriors, prior = clients("gaussian")
-    examples, broadcast = torch.tensor([5, 1, 2, 9]), Broadcast(0, prior, prior)
-    together = weighting.weigh(posteriors, examples, broadcast)
-    alone = [weighting.weigh(posteriors[[k]], examples[[k]], broadcast) for k in range(4)]
-    assert weighting.local
-    assert torch.equal(together, torch.cat(alone))
 
 
 def test_a_pooling_rule_says_that_weights_matter():

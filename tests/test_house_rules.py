@@ -191,3 +191,30 @@ def lines_of_code(path):
         if token.type not in skipped:
             lines |= set(range(token.start[0], token.end[0] + 1))
     return len(lines - strings)
+
+
+# Modules without a test file of their name, and where they are tested instead.
+TESTED_ELSEWHERE = {
+    "bflcore/cli/__main__.py": "runs `main`: tests/cli/test_cli.py",
+    "bflcore/testing/fixtures.py": "a fixture of many tests: conftest.py",
+}
+
+
+def has_behaviour(path):
+    """Say whether a module defines a function or a class; a package that only imports does not."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    defined = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
+    return defined or path.name != "__init__.py"
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    missing = {}
+    for path in CORE:
+        module = path.parent if path.name == "__init__.py" else path
+        folder = path.parent.relative_to(ROOT / "bflcore")
+        # A package is tested in its own folder, or beside it where it is like a module.
+        places = [ROOT / "tests" / folder / f"test_{module.stem}.py"]
+        places.append(ROOT / "tests" / folder.parent / f"test_{module.stem}.py")
+        if has_behaviour(path) and not any(place.is_file() for place in places):
+            missing[name_of(path)] = str(places[0].relative_to(ROOT))
+    assert missing.keys() == TESTED_ELSEWHERE.keys(), missing

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from builders import gaussian, normal, reply
 from scipy import optimize
 
 from bflcore import Broadcast, Continual, EmpiricalBayes, Fixed, Gaussian, Point
 from bflcore.errors import OptionError
+from bflcore.testing.problems import gaussian, normal, reply
 
 WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=torch.float64)
 

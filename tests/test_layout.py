@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from builders import dense, normal
 from torch import nn
 
 from bflcore import Layout
 from bflcore.errors import OptionError
+from bflcore.testing.problems import dense, normal
 
 
 class HeadInTheMiddle(nn.Module):

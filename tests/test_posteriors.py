@@ -7,11 +7,11 @@ import math
 import attrs
 import pytest
 import torch
-from builders import dense, gaussian, normal
 from scipy import integrate, stats
 from torch.distributions import Normal, kl_divergence
 
 from bflcore import Gaussian, Layout, Point
+from bflcore.testing.problems import dense, gaussian, normal
 
 each_family = pytest.mark.parametrize(
     "posterior", [Point(normal(3, 26)), gaussian(3, 26)], ids=["point", "gaussian"]

@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import cohort, convolutional, first_broadcast, problem
 
 from bflcore import Map, Variational
 from bflcore.randomness import SERVER, numpy_stream, seeded_globally, stream
+from bflcore.testing.problems import cohort, convolutional, first_broadcast, problem
 
 OWNER = {"seed": 3, "round": 5, "client": 7, "purpose": "noise"}
 OTHERS = [

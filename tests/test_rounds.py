@@ -9,7 +9,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import first_broadcast, gaussian, normal, problem, reply
 
 from bflcore import (
     Aggregator,
@@ -33,6 +32,7 @@ from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RunError
 from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort
+from bflcore.testing.problems import first_broadcast, gaussian, normal, problem, reply
 
 SIZE = 6
 

@@ -26,9 +26,9 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
 def inputs_stay_untouched(part: Part) -> None:
     """Fusing leaves posteriors, weights and prior as they were."""
     for case in _cases(part):
-        before = problems.copied(case)
+        before = problems.copies(case)
         case.fused_by(part())
-        problems.same(case, before[0], "an input was changed in place", 0.0)
+        problems.assert_same(case, before[0], "an input was changed in place", 0.0)
 
 
 def weights_that_make_no_sense_are_refused(part: Part) -> None:
@@ -76,7 +76,7 @@ def _check_of(law: Law) -> Callable[[Part], None]:
 
 def _cases(part: Part) -> Iterator[Case]:
     """Yield the laws' own cases of points and Gaussians, and a few of other families."""
-    layout = problems.problem().layout
+    layout = problems.separable().layout
     for family in problems.families(part):
         if family.name in {"point", "gaussian"}:
             yield from cases((family.name,))

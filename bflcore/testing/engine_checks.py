@@ -50,7 +50,7 @@ def two_rounds_equal_the_local_engines(part: Part) -> None:
     for client, result in expected.items():
         if client not in found:
             raise AssertionError(f"client {client} did not reply")
-        problems.same(found[client], result, f"client {client} beside the local engine's")
+        problems.assert_same(found[client], result, f"client {client} beside the local engine's")
 
 
 def evaluation_equals_the_local_engines(part: Part) -> None:
@@ -61,7 +61,9 @@ def evaluation_equals_the_local_engines(part: Part) -> None:
     )
     if missing := sorted(expected.keys() - found.keys()):
         raise AssertionError(f"no evaluation of the clients {', '.join(missing)}")
-    problems.same(found, expected, "sums of metrics, client by client, beside the local engine's")
+    problems.assert_same(
+        found, expected, "sums of metrics, client by client, beside the local engine's"
+    )
 
 
 def replies_are_sorted_by_client(part: Part) -> None:
@@ -123,9 +125,9 @@ class Record:
 
 def _record(engine: Engine) -> Record:
     """Run two rounds, the second from client 0's result; evaluate; then let a client fail."""
-    inference, of = problems.made(Faulty), problems.problem(sharing="body")
-    first = problems.begun(inference, of)
-    before = problems.copied(first, of.train)
+    inference, of = problems.build(Faulty), problems.separable(sharing="body")
+    first = problems.first_broadcast(inference, of)
+    before = problems.copies(first, of.train)
     stages: dict[str, list[Any] | Exception] = {}
     with engine.open(of, inference, BINS) as session:
         stages["first fit"] = found = _tried(lambda: _fitted(session, first, of))
@@ -137,7 +139,7 @@ def _record(engine: Engine) -> Record:
         faulty = attrs.evolve(second, round=FAULTY_ROUND)
         stages["faulty fit"] = _tried(lambda: list(session.fit(faulty, of.clients)))
         stages["faulty evaluate"] = _tried(lambda: list(session.evaluate(faulty, of.clients)))
-    changes = map(problems.different, (first, of.train), before)
+    changes = map(problems.difference, (first, of.train), before)
     return Record(stages, next(filter(None, changes), ""))
 
 
@@ -165,12 +167,12 @@ def _of(part: Part) -> Record:
 
 @cache
 def _local() -> Record:
-    return _record(problems.made(Local, workers=1))
+    return _record(problems.build(Local, workers=1))
 
 
 def _by_client(results: list[LocalResult]) -> dict[int, LocalResult]:
     return {
-        client: problems.row(result, row)
+        client: result.select([row])
         for result in results
         for row, client in enumerate(result.clients)
     }

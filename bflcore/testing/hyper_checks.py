@@ -36,10 +36,10 @@ def inputs_stay_untouched(part: Part) -> None:
     """Summarising and updating leave results, weights and broadcast as they were."""
     for broadcast, result, fused in _cases(part):
         things = (broadcast, result, fused, {"weights": WEIGHTS})
-        before = problems.copied(*things)
+        before = problems.copies(*things)
         _updated(part, broadcast, result, fused)
         for thing, copy in zip(things, before, strict=True):
-            problems.same(thing, copy, "an input was changed in place", 0.0)
+            problems.assert_same(thing, copy, "an input was changed in place", 0.0)
 
 
 def rounds_are_counted(part: Part) -> None:
@@ -74,7 +74,7 @@ def summaries_add_up(part: Part) -> None:
     for broadcast, result, _ in _cases(part):
         together = part().summarise(result, WEIGHTS, broadcast)
         what = "clients' own summaries added up, compared with the summary of all"
-        problems.same(_summed(part, broadcast, result), together, what)
+        problems.assert_same(_summed(part, broadcast, result), together, what)
 
 
 def the_objective_never_falls(part: Part) -> None:
@@ -100,7 +100,7 @@ def _updated(part: Part, broadcast: Broadcast, result: LocalResult, fused: Poste
 
 def _summed(part: Part, broadcast: Broadcast, result: LocalResult) -> Statistics:
     each = [
-        part().summarise(problems.row(result, k), WEIGHTS[k : k + 1], broadcast)
+        part().summarise(result.select([k]), WEIGHTS[k : k + 1], broadcast)
         for k in range(len(WEIGHTS))
     ]
     return reduce(lambda left, right: {n: left[n] + right[n] for n in left}, each)
@@ -115,9 +115,9 @@ def _cases(part: Part) -> Iterator[tuple[Broadcast, LocalResult, Posterior]]:
 
 @lru_cache(maxsize=32)
 def _fitted(inference: LocalInference) -> tuple[Broadcast, LocalResult]:
-    of = problems.problem()
-    broadcast = problems.begun(inference, of)
-    return broadcast, inference.fit(of, broadcast, problems.clients_of(of, inference))
+    of = problems.separable()
+    broadcast = problems.first_broadcast(inference, of)
+    return broadcast, inference.fit(of, broadcast, problems.cohort(of, inference))
 
 
 def _inferences(part: Part) -> list[Any]:
@@ -134,4 +134,4 @@ def _inferences(part: Part) -> list[Any]:
             f"families are {part.families}, which no inference of its methods gives: "
             f"{', '.join(f'{i.name} ({i.family})' for i in candidates)}"
         )
-    return [problems.made(inference) for inference in fitting]
+    return [problems.build(inference) for inference in fitting]

@@ -39,7 +39,7 @@ def inputs_stay_untouched(part: Part) -> None:
     """`fit`, `personalise` and `predict` leave broadcast, cohort and problem as they were."""
     inference, of, broadcast, cohort = _case(part, sharing="body")
     things = (broadcast, cohort, of.train, {"initial": of.initial})
-    before = problems.copied(*things)
+    before = problems.copies(*things)
     result = inference.fit(of, broadcast, cohort)
     own = inference.personalise(of, broadcast, cohort)
     inference.personalise(of, broadcast, attrs.evolve(cohort, novel=True))
@@ -47,10 +47,10 @@ def inputs_stay_untouched(part: Part) -> None:
     for name, thing, copy in zip(
         ("broadcast", "cohort", "training data", "problem"), things, before, strict=True
     ):
-        problems.same(thing, copy, f"the {name} was changed in place", 0.0)
-    kept = problems.copied(result)[0]
-    inference.fit(of, broadcast, problems.clients_of(of, inference, round=1))
-    problems.same(
+        problems.assert_same(thing, copy, f"the {name} was changed in place", 0.0)
+    kept = problems.copies(result)[0]
+    inference.fit(of, broadcast, problems.cohort(of, inference, round=1))
+    problems.assert_same(
         result, kept, "a second fit changed the first one's result (keep no tensors)", 0.0
     )
 
@@ -74,9 +74,9 @@ def results_have_the_declared_family(part: Part) -> None:
 
 def keeps_the_dtype(part: Part) -> None:
     """A float32 problem gives float32 posteriors and predictions."""
-    inference = problems.made(part)
-    of = problems.problem(sharing="body", dtype=torch.float32)
-    broadcast, cohort = problems.begun(inference, of), problems.clients_of(of, inference)
+    inference = problems.build(part)
+    of = problems.separable(sharing="body", dtype=torch.float32)
+    broadcast, cohort = problems.first_broadcast(inference, of), problems.cohort(of, inference)
     result = inference.fit(of, broadcast, cohort)
     draws = _predicted(inference, of, broadcast, attrs.evolve(cohort, memory=result.memory))
     for name, tensor in (problems.tensors(result.posterior) | {"draws": draws}).items():
@@ -90,7 +90,7 @@ def repeats_itself(part: Part) -> None:
     """The same cohort gives the same result, bit for bit."""
     inference, of, broadcast, cohort = _case(part)
     first = inference.fit(of, broadcast, cohort)
-    problems.same(
+    problems.assert_same(
         inference.fit(of, broadcast, cohort), first, "a second fit of the same cohort", 0.0
     )
 
@@ -110,7 +110,7 @@ def global_randomness_stays_untouched(part: Part) -> None:
             if not torch.equal(torch.get_rng_state(), state):
                 raise AssertionError("torch's global generator was used; use cohort.streams(...)")
             results.append({**problems.tensors(result), "draws": draws})
-        problems.same(
+        problems.assert_same(
             results[0], results[1], "under another global seed; use cohort.streams(...)", 0.0
         )
     finally:
@@ -125,9 +125,9 @@ def a_cohort_is_its_clients_alone(part: Part) -> None:
     inference, of, broadcast, cohort = _case(part, sharing="body")
     together = inference.fit(of, broadcast, cohort)
     for index, client in enumerate(cohort.clients):
-        alone = inference.fit(of, broadcast, problems.clients_of(of, inference, [client]))
+        alone = inference.fit(of, broadcast, problems.cohort(of, inference, [client]))
         what = f"client {client} of cohort {cohort.clients}, compared with it alone"
-        problems.same(problems.row(together, index), alone, what, 1e-7)
+        problems.assert_same(together.select([index]), alone, what, 1e-7)
 
 
 def padding_is_never_read(part: Part) -> None:
@@ -139,27 +139,27 @@ def padding_is_never_read(part: Part) -> None:
         y[index, size:] = 2  # the last class
     loud = inference.fit(of, broadcast, attrs.evolve(cohort, x=x, y=y))
     what = "with other padding beyond cohort.sizes"
-    problems.same(loud, inference.fit(of, broadcast, cohort), what, 1e-7)
+    problems.assert_same(loud, inference.fit(of, broadcast, cohort), what, 1e-7)
 
 
 def order_is_irrelevant(part: Part) -> None:
     """Clients of equal size may stand in any order."""
-    inference = problems.made(part)
-    of = problems.problem(sizes=(6, 6))
-    broadcast = problems.begun(inference, of)
-    first = inference.fit(of, broadcast, problems.clients_of(of, inference, [0, 1]))
-    second = inference.fit(of, broadcast, problems.clients_of(of, inference, [1, 0]))
-    problems.same(second.select([1, 0]), first, "in another order", 1e-7)
+    inference = problems.build(part)
+    of = problems.separable(sizes=(6, 6))
+    broadcast = problems.first_broadcast(inference, of)
+    first = inference.fit(of, broadcast, problems.cohort(of, inference, [0, 1]))
+    second = inference.fit(of, broadcast, problems.cohort(of, inference, [1, 0]))
+    problems.assert_same(second.select([1, 0]), first, "in another order", 1e-7)
 
 
 def no_data_gives_the_prior_back(part: Part) -> None:
     """A client without samples learns nothing: start and prior alike, its posterior is they."""
-    inference = problems.made(part)
-    of = problems.problem(sizes=(6, 0))
-    broadcast = problems.begun(inference, of)
+    inference = problems.build(part)
+    of = problems.separable(sizes=(6, 0))
+    broadcast = problems.first_broadcast(inference, of)
     broadcast = attrs.evolve(broadcast, start=broadcast.prior)
-    result = inference.fit(of, broadcast, problems.clients_of(of, inference, [1]))
-    problems.same(
+    result = inference.fit(of, broadcast, problems.cohort(of, inference, [1]))
+    problems.assert_same(
         result.posterior[0], broadcast.prior, "the posterior of a client without data", 1e-6
     )
     if not bool(result.loss.isfinite().all()):
@@ -168,12 +168,12 @@ def no_data_gives_the_prior_back(part: Part) -> None:
 
 def loss_falls(part: Part) -> None:
     """Round after round from its own posterior, a client's loss falls."""
-    inference = problems.made(part)
-    of = problems.problem(sizes=(24,), sharing="body")
-    broadcast, memory = problems.begun(inference, of), None
+    inference = problems.build(part)
+    of = problems.separable(sizes=(24,), sharing="body")
+    broadcast, memory = problems.first_broadcast(inference, of), None
     losses: list[float] = []
     for number in range(ROUNDS):
-        cohort = problems.clients_of(of, inference, memory=memory, round=number)
+        cohort = problems.cohort(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         losses.append(float(result.loss[0]))
         broadcast = attrs.evolve(broadcast, round=number + 1, start=result.posterior[0])
@@ -201,10 +201,10 @@ def memory_survives_storage(part: Part) -> None:
     stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
     following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
     stayed, read = (
-        inference.fit(of, following, problems.clients_of(of, inference, memory=memory, round=1))
+        inference.fit(of, following, problems.cohort(of, inference, memory=memory, round=1))
         for memory in (result.memory, stored)
     )
-    problems.same(read, stayed, "from a stored memory", 0.0)
+    problems.assert_same(read, stayed, "from a stored memory", 0.0)
 
 
 def predictions_are_probabilities(part: Part) -> None:
@@ -233,20 +233,22 @@ def is_exact_on_the_conjugate_problem(part: Part) -> None:
     x = seen * torch.randn(12, 1, generator=problems.generator(3), dtype=torch.float64)
     y = torch.randn(12, 1, generator=problems.generator(4), dtype=torch.float64)
     network = nn.Sequential(nn.Linear(3, 1, bias=False))
-    of = problems.problem((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
+    of = problems.separable((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
                        data=(x, y))  # fmt: skip
     inference = part()
     prior = Gaussian(torch.full((3,), 0.3).double(), torch.tensor([0.5, 1.0, 2.0]).double())
     broadcast = Broadcast(0, prior, prior)
-    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
     precision = 1 / prior.variance + x.square().sum(0) / noise
     mean = (prior.mean / prior.variance + (x * y).sum(0) / noise) / precision
-    problems.same(found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5)
+    problems.assert_same(
+        found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5
+    )
 
 
 def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Broadcast, Cohort]:
-    inference, of = problems.made(part), problems.problem(sharing=sharing)
-    return inference, of, problems.begun(inference, of), problems.clients_of(of, inference)
+    inference, of = problems.build(part), problems.separable(sharing=sharing)
+    return inference, of, problems.first_broadcast(inference, of), problems.cohort(of, inference)
 
 
 def _predicted(

@@ -29,37 +29,39 @@ def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
 
 def inputs_stay_untouched(family: Family) -> None:
     """Sampling, dividing and comparing leave a posterior as it was."""
-    of = problems.problem(sharing="body")
+    of = problems.separable(sharing="body")
     q, p = _pair(family)
     noise = torch.randn(3, of.layout.total, generator=problems.generator(), dtype=torch.float64)
-    before = problems.copied(q, p, {"noise": noise})
+    before = problems.copies(q, p, {"noise": noise})
     q.sample(noise)
     q.kl(p)
     q.split(of.layout)
     q.invalid()
     for thing, copy in zip((q, p, {"noise": noise}), before, strict=True):
-        problems.same(thing, copy, "an input was changed in place", 0.0)
+        problems.assert_same(thing, copy, "an input was changed in place", 0.0)
 
 
 def packing_inverts(family: Family) -> None:
     """``unpack(pack()) == q``, under any prefix."""
     q, _ = _pair(family)
-    problems.same(family.unpack(q.pack("own."), "own."), q, "pack and unpack", 0.0)
+    problems.assert_same(family.unpack(q.pack("own."), "own."), q, "pack and unpack", 0.0)
 
 
 def splitting_inverts(family: Family) -> None:
     """``join(*split(q)) == q``, whatever is shared."""
     for sharing in ("all", "body", "head", "none"):
-        layout = problems.problem(sharing=sharing).layout
+        layout = problems.separable(sharing=sharing).layout
         q = family.arbitrary(layout, 3, problems.generator())
         shared, personal = q.split(layout)
-        problems.same(shared.join(personal, layout), q, f"split and join, sharing {sharing}", 0.0)
+        problems.assert_same(
+            shared.join(personal, layout), q, f"split and join, sharing {sharing}", 0.0
+        )
 
 
 def clients_can_be_selected(family: Family) -> None:
     """Rows can be taken and put together again."""
     q, _ = _pair(family)
-    problems.same(family.concatenate([q[[0]], q[[1, 2]]]), q, "concatenate", 0.0)
+    problems.assert_same(family.concatenate([q[[0]], q[[1, 2]]]), q, "concatenate", 0.0)
 
 
 def valid_posteriors_are_accepted(family: Family) -> None:
@@ -133,7 +135,7 @@ def divergence_is_that_of_the_densities(family: Family) -> None:
 
 
 def _pair(family: Family) -> tuple[Posterior, Posterior]:
-    layout = problems.problem().layout
+    layout = problems.separable().layout
     return tuple(family.arbitrary(layout, 3, problems.generator(seed)) for seed in (0, 1))  # type: ignore[return-value]
 
 

@@ -28,10 +28,10 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
 def inputs_stay_untouched(part: Part) -> None:
     """Weighing leaves posteriors, examples and broadcast as they were."""
     for posteriors, examples, broadcast in _cases(part):
-        before = problems.copied(posteriors, {"n": examples}, broadcast)
+        before = problems.copies(posteriors, {"n": examples}, broadcast)
         part().weigh(posteriors, examples, broadcast)
         for thing, copy in zip((posteriors, {"n": examples}, broadcast), before, strict=True):
-            problems.same(thing, copy, "an input was changed in place", 0.0)
+            problems.assert_same(thing, copy, "an input was changed in place", 0.0)
 
 
 def weights_make_sense(part: Part) -> None:
@@ -51,14 +51,16 @@ def order_is_carried_through(part: Part) -> None:
     for posteriors, examples, broadcast in _cases(part):
         there = _shares(part, posteriors[order], examples[order], broadcast)
         here = _shares(part, posteriors, examples, broadcast)
-        problems.same({"w": there}, {"w": here[order]}, "weights of clients in another order")
+        problems.assert_same(
+            {"w": there}, {"w": here[order]}, "weights of clients in another order"
+        )
 
 
 def identical_clients_weigh_the_same(part: Part) -> None:
     """Equal posteriors of equally many examples count equally."""
     for posteriors, examples, broadcast in _cases(part):
         found = _shares(part, posteriors[[0, 0, 0]], examples[[0, 0, 0]], broadcast)
-        problems.same(
+        problems.assert_same(
             {"w": found}, {"w": torch.full((3,), 1 / 3).double()}, "shares of the same", 1e-6
         )
 
@@ -70,7 +72,7 @@ def a_client_is_weighed_alone(part: Part) -> None:
         alone = torch.cat(
             [part().weigh(posteriors[[k]], examples[[k]], broadcast) for k in range(3)]
         )
-        problems.same(
+        problems.assert_same(
             {"w": alone},
             {"w": together},
             "weights of clients alone, which are others together (then declare local = False)",
@@ -83,7 +85,7 @@ def _shares(part: Part, posteriors: Posterior, examples: Tensor, broadcast: Broa
 
 
 def _cases(part: Part) -> Iterator[tuple[Posterior, Tensor, Broadcast]]:
-    layout = problems.problem().layout
+    layout = problems.separable().layout
     for family in problems.families(part):
         posteriors = family.arbitrary(layout, 3, problems.generator(0))
         server = family.arbitrary(layout, 1, problems.generator(1))[0]

@@ -10,31 +10,7 @@ import pytest
 from bflcore.data.partition import Partition
 from bflcore.options.kinds import CONFIGURABLE
 
-QUICK = (
-    "--data",
-    "synthetic",
-    "--partition",
-    "natural",
-    "--clients",
-    "3",
-    "--rounds",
-    "2",
-    "--eval-every",
-    "1",
-    "--local-epochs",
-    "1",
-    "--workers",
-    "1",
-    "-o",
-    "dataset.owners=4",
-    "-o",
-    "dataset.samples=30",
-)
-
-
-def records(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+from .quick import QUICK, records
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedvi", "bpfed"])
@@ -304,71 +280,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(bfl, tmp_path, mistake)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_reports_and_comparisons_of_several_runs(bfl, tmp_path):
-    for method in ("fedavg", "bpfed"):
-        assert bfl("run", method, *QUICK, "--out", method, "--quiet") == (0, "", "")
-    status, out, _ = bfl("compare", "fedavg", "bpfed")
-    assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["run", "fedavg", "bpfed"]
-    status, out, _ = bfl("compare", "fedavg", "--json")
-    final = json.loads((tmp_path / "fedavg" / "summary.json").read_text())["final"]
-    assert json.loads(out)[0]["accuracy"] == final["personal.accuracy"]["mean"]
-    assert bfl("report", "fedavg", "bpfed", "--out", "both.html")[0] == 0
-    page = (tmp_path / "both.html").read_text()
-    assert page.count("<svg") == 3
-    assert "fedavg, personal" in page
-    for outside in ('src="http', 'href="http', "@import", "<script"):
-        assert outside not in page
-
-
-def test_listings_answer(bfl):
-    status, out, _ = bfl("list", "method", "--json")
-    assert status == 0
-    assert {"bpfed", "fedavg", "fedvi"} <= {one["name"] for one in json.loads(out)["method"]}
-    status, out, _ = bfl("show", "inference", "variational")
-    assert "inference.kl_weight = 1.0  (float) [at least 0]" in out
-    assert "Blundell" in out
-    status, out, _ = bfl("matrix", "--json")
-    rows = json.loads(out)
-    averaged = [r for r in rows if r["aggregator"] == "average"]
-    refused = {(r["inference"], r["hyper"]) for r in averaged if not r["fits"]}
-    assert ("map", "empirical-bayes") in refused
-    assert ("variational", "empirical-bayes") not in refused
-    for command in ("list-plugins", "matrix", "list"):
-        assert bfl(command)[0] == 0
-
-
-def test_settings_are_listed_and_explained(bfl):
-    assert "settings\n  run " in bfl("list")[1]
-    assert set(json.loads(bfl("list", "settings", "--json")[1])["settings"][0]) == {
-        "name", "aliases", "distribution", "summary"
-    }  # fmt: skip
-    _, text, _ = bfl("show", "settings", "run")
-    assert "--rounds = 100  (int) [at least 1]\n      number of rounds" in text
-    assert "--train-per-class = none  (int or none)" in bfl("show", "settings", "data")[1]
-    status, _, err = bfl("show", "settings", "rum")
-    assert (status, "did you mean run?" in err) == (2, True)
-
-
-def test_a_method_is_shown_with_its_parts_and_what_it_sets(bfl):
-    _, text, _ = bfl("show", "method", "fedsi")
-    lines = [line.split() for line in text.splitlines()]
-    assert ["inference", "subnetwork-laplace"] in lines
-    assert ["prior_variance", "=", "0.1"] in lines
-    assert ["rounds", "60"] in lines
-    assert not any("fraction" in line for line in lines)  # the part's own default
-    found = json.loads(bfl("show", "method", "fedsi", "--json")[1])
-    assert found["parts"]["hyper"] == {"name": "continual", "options": {"zero_variance": 0.0}}
-    assert (found["share"], found["settings"]) == ("body", {"rounds": 60})
-
-
-@pytest.mark.parametrize("command", [["list"], ["list-plugins"], ["matrix"]])
-def test_lists_are_whole_lines_when_the_terminal_is_narrow(bfl, command, monkeypatch):
-    wide = bfl(*command)[1]
-    monkeypatch.setenv("COLUMNS", "20")
-    assert bfl(*command)[1] == wide
-
-
 def test_optimizer_is_another_spelling_of_optimiser(bfl, tmp_path):
     words = ("-o", "inference.optimizer=sgd", "--out", "run", "--rounds", "1")
     assert bfl("run", "fedavg", *QUICK, *words)[0] == 0
@@ -412,17 +323,3 @@ def test_the_help_shows_the_default_of_every_flag(bfl):
     assert "--rounds VALUE number of rounds of federated training [at least 1; default: 100]" in (
         " ".join(text.split())
     )
-
-
-def test_the_matrix_names_the_weightings_that_fit(bfl):
-    _, text, _ = bfl("matrix")
-    of_points, of_gaussians = (
-        next(
-            line
-            for line in text.partition(f"{name}  (gives")[2].splitlines()
-            if "weightings:" in line
-        )
-        for name in ("map", "variational")
-    )
-    assert "distance" in of_gaussians
-    assert "distance" not in of_points

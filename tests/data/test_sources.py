@@ -3,14 +3,11 @@ import struct
 import subprocess
 import sys
 
-import attrs
 import numpy as np
 import pytest
-import torch
 
 from bflcore import DataError
-from bflcore.data import sources, standardised
-from bflcore.data.idx import read_idx
+from bflcore.data import sources
 from bflcore.data.sources import (
     CIFAR10,
     DEBIAN_FASHION_MNIST,
@@ -22,7 +19,6 @@ from bflcore.data.sources import (
     MNIST5k,
     Synthetic,
 )
-from bflcore.data.torchvision_import import torchvision
 
 
 def idx(array, magic=b"\0\0\x08"):
@@ -31,36 +27,6 @@ def idx(array, magic=b"\0\0\x08"):
 
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint8).reshape(3, 28, 28)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_idx_files_are_read_plain_and_gzipped(tmp_path, packed):
-    path = tmp_path / ("images.gz" if packed else "images")
-    path.write_bytes(gzip.compress(idx(IMAGES)) if packed else idx(IMAGES))
-    assert np.array_equal(read_idx(path), IMAGES)
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        (idx(IMAGES)[:-1], "truncated"),
-        (idx(IMAGES)[:9], "truncated"),
-        (idx(IMAGES) + b"x", "truncated or padded"),
-        (idx(IMAGES, b"\0\0\x0d"), "not an idx file"),
-        (b"", "not an idx file"),
-    ],
-)
-def test_damaged_idx_files_are_named(tmp_path, raw, reason):
-    path = tmp_path / "images"
-    path.write_bytes(raw)
-    with pytest.raises(DataError, match=f"images.*{reason}"):
-        read_idx(path)
-
-
-def test_a_damaged_gzip_is_named(tmp_path):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(IMAGES))[:-9])
-    with pytest.raises(DataError, match="cannot be read"):
-        read_idx(tmp_path / "a.gz")
 
 
 def test_packages_ship_real_digits():
@@ -78,15 +44,6 @@ def test_boston_is_a_regression_of_thirteen_features():
     assert raw.x.shape == (506, 13)
     assert raw.y.shape == (506, 1)
     assert raw.task == "regression"
-
-
-def test_standardising_uses_training_samples_alone():
-    data, train = Boston().load(), np.arange(300)
-    scaled = standardised(data, train)
-    np.testing.assert_allclose(scaled.x[train].mean(0), 0, atol=1e-4)
-    np.testing.assert_allclose(scaled.y[train].std(0), 1, rtol=1e-4)
-    shifted = attrs.evolve(data, x=np.where(np.arange(506)[:, None] < 300, data.x, 99))
-    np.testing.assert_array_equal(standardised(shifted, train).x[train], scaled.x[train])
 
 
 def test_synthetic_data_has_owners_and_is_repeatable():
@@ -159,12 +116,6 @@ def test_mnist_is_read_from_the_files_torchvision_keeps(tmp_path):
     data = MNIST().load(tmp_path)
     assert data.x.shape == (6, 1, 28, 28)
     assert data.classes == 10
-
-
-def test_torchvision_imports_beside_a_cpu_torch_and_its_models_run():
-    network = torchvision().models.resnet18().eval()
-    with torch.no_grad():
-        assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
 
 
 def test_declaring_data_sets_and_partitions_imports_neither_torch_nor_their_packages():

@@ -6,11 +6,11 @@ import time
 import attrs
 import pytest
 import torch
-from builders import problem
 
 from bflcore import ClientError, Map
 from bflcore.engines.pool import InProcessPool, ProcessPool, Task, open_pool
 from bflcore.rounds import Recipe, begin
+from bflcore.testing.problems import problem
 
 
 @attrs.frozen(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from functools import cache
 
 import attrs
@@ -11,7 +10,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from builders import gaussian, problem, reply
 from hypothesis import given, settings
 
 from bflcore import (
@@ -27,13 +25,13 @@ from bflcore import (
     component,
 )
 from bflcore.engines.base import Session, Wrapped
-from bflcore.engines.faults import GARBAGE, simulate_faults
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import gaussian, problem, reply
 
 SIZE = 5
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -239,64 +237,6 @@ def test_a_client_counts_once_and_only_when_asked():
     assert [(e.client, e.reason) for e in done.dropped] == [
         (0, "it replied twice"),
         (7, "it was not asked"),
-    ]
-
-
-def faulty_round(drop_out, corrupt, number=0, chunk=1, inference=None):
-    of, inference = problem(sizes=(3,) * 40), inference or Variational(local_epochs=1)
-    recipe = Recipe(inference, Average(), Equal(), Fixed())
-    with Local(workers=1, chunk=chunk).open(of, inference, 10) as session:
-        broadcast = attrs.evolve(begin(recipe, of), round=number)
-        return run_round(
-            recipe, simulate_faults(session, 5, drop_out, corrupt), broadcast, of.clients, 1
-        )
-
-
-def test_simulated_faults_are_drawn_by_the_seed_whoever_trains_together():
-    one, all_together = faulty_round(0.3, 0.3), faulty_round(0.3, 0.3, chunk=40)
-    assert [str(e) for e in one.dropped] == [str(e) for e in all_together.dropped]
-    assert [e.client for e in one.dropped] == sorted(e.client for e in one.dropped)
-    assert [str(e) for e in one.dropped] != [str(e) for e in faulty_round(0.3, 0.3, 1).dropped]
-    # Of 40 clients 40 * (0.3 + 0.7 * 0.3) = 20.4 fail; five standard deviations are 15.8.
-    assert 5 <= len(one.dropped) <= 36
-
-
-def test_every_kind_of_garbage_occurs_and_is_refused():
-    reasons = " ".join(error.reason for error in faulty_round(0, 0.9).dropped)
-    for part in ("is not finite", "larger than", "is negative", "is torch.float64 ["):
-        assert part in reasons
-    points = faulty_round(0, 0.9, inference=Map(local_epochs=1))
-    assert len(GARBAGE) == 4
-    assert len(points.dropped) > 25
-
-
-def test_no_faults_are_simulated_unless_asked_for():
-    session = Replies([])
-    assert simulate_faults(session, 0, 0, 0) is session
-
-
-@attrs.frozen(kw_only=True)
-class Slow(Map):
-    """Client 1 never comes to an end."""
-
-    name = "slow"
-
-    def fit(self, problem, broadcast, cohort):
-        if 1 in cohort.clients:
-            time.sleep(600)
-        return super().fit(problem, broadcast, cohort)
-
-
-@pytest.mark.thorough
-def test_a_client_over_time_is_dropped_and_its_worker_replaced():
-    of, inference = problem(), Slow(local_epochs=1)
-    recipe = Recipe(inference, Average(), Equal(), Fixed())
-    # Long enough for an honest client on a busy machine; client 2 needs the replaced worker.
-    with Local(workers=1, client_timeout=20.0).open(of, inference, 10) as session:
-        done = run_round(recipe, session, begin(recipe, of), of.clients)
-    assert done.replied == (0, 2)
-    assert [(e.client, e.reason) for e in done.dropped] == [
-        (1, "it took longer than 20 s (--client-timeout)")
     ]
 
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from builders import gaussian, normal
 
 from bflcore import Broadcast, Gaussian
 from bflcore.errors import RunError
 from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.testing.problems import gaussian, normal
 
 
 def broadcast(number, shift=0.0):

@@ -7,13 +7,13 @@ import tomllib
 import attrs
 import pytest
 import torch
-from builders import problem
 
 from bflcore import Broadcast, Cohort, Continual, Fixed, Gaussian, Map, RunError, Variational
 from bflcore.cli import main
 from bflcore.experiments.pretraining import pool_samples, pretrain
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, begin
+from bflcore.testing.problems import problem
 
 OPTIONS = {"local_epochs": 2, "batch_size": 3}
 

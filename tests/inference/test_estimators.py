@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from builders import IMAGE, cohort, convolutional, dense, normal, problem
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -16,6 +15,7 @@ from bflcore.inference.gradient import Batch
 from bflcore.inference.normals import Noise
 from bflcore.problem.likelihoods import GaussianNoise
 from bflcore.randomness import stream
+from bflcore.testing.problems import IMAGE, cohort, convolutional, dense, normal, problem
 
 NAMES = ("reparameterisation", "local-reparameterisation", "flipout")
 each_estimator = pytest.mark.parametrize("name", NAMES)

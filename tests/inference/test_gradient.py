@@ -6,7 +6,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import cohort, convolutional, dense, normal, problem
 
 from bflcore import Map
 from bflcore.inference.gradient import (
@@ -18,6 +17,7 @@ from bflcore.inference.gradient import (
     trainable_mask,
 )
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
+from bflcore.testing.problems import cohort, convolutional, dense, normal, problem
 
 SIZES = (8, 7, 5, 2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from builders import cohort, first_broadcast, gaussian, normal, problem
 
 from bflcore import Gaussian, Map, Point, Variational
 from bflcore.inference.memory import (
@@ -17,6 +16,7 @@ from bflcore.inference.memory import (
     local_result,
 )
 from bflcore.messages import within
+from bflcore.testing.problems import cohort, first_broadcast, gaussian, normal, problem
 
 each_sharing = pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
 

@@ -6,12 +6,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import cohort, convolutional, first_broadcast, normal, problem
 from scipy import special
 from torch import nn
 
 from bflcore import Broadcast, Map, Point
 from bflcore.problem.likelihoods import GaussianNoise
+from bflcore.testing.problems import cohort, convolutional, first_broadcast, normal, problem
 
 ONE_STEP = {"optimiser": "sgd", "local_epochs": 1, "batch_size": 100}
 

@@ -6,7 +6,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import IMAGE, cohort, convolutional, first_broadcast, gaussian, normal, problem
 from torch import nn
 
 from bflcore import Broadcast, Gaussian, Variational
@@ -14,6 +13,15 @@ from bflcore.inference.estimators import estimator
 from bflcore.inference.gradient import batches
 from bflcore.inference.variational import fit_gaussians, prior_of_cohort
 from bflcore.problem.likelihoods import GaussianNoise
+from bflcore.testing.problems import (
+    IMAGE,
+    cohort,
+    convolutional,
+    first_broadcast,
+    gaussian,
+    normal,
+    problem,
+)
 
 NAMES = ("reparameterisation", "local-reparameterisation", "flipout")
 each_estimator = pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bflcore import Component, OptionError, component, option
 from bflcore.options import as_dict, build, changed, options_of, type_name
-from bflcore.options.text import parse_spec, parse_text, spec_text, value_text
+from bflcore.options.text import parse_spec, parse_text, spec_text
 
 
 @component
@@ -177,66 +177,9 @@ def test_options_cannot_be_changed():
         Part().steps = 4
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("rate", "0.25", 0.25),
-        ("steps", "4", 4),
-        ("random", "yes", True),
-        ("random", "off", False),
-        ("widths", "64,32", (64, 32)),
-        ("widths", "", ()),
-        ("cap", "none", None),
-        ("cap", "2", 2),
-    ],
-)
-def test_text_is_read_by_the_options_type(key, text, value):
-    assert parse_text(Part, key, text, "part") == value
-
-
-@pytest.mark.parametrize(("key", "text"), [("steps", "4.5"), ("rate", "x"), ("random", "maybe")])
-def test_text_of_the_wrong_type_is_refused(key, text):
-    with pytest.raises(OptionError, match=f"part.{key}: {text!r} is not allowed"):
-        parse_text(Part, key, text, "part")
-
-
 def test_flags_are_named_as_flags():
     with pytest.raises(OptionError, match=r"--steps: 0 is not allowed; allowed: at least 1"):
         build(Part, {"steps": 0}, "--")
-
-
-@component
-class Labels(Component):
-    """Divide."""
-
-    kind = "partition"
-    name = "labels"
-
-    k: int = option(2, "classes", at_least=1)
-    a: float = option(0.5, "spread", above=0)
-    random: bool = option(False, "draw")
-
-
-def test_a_spec_fills_options_in_order_and_switches_by_name():
-    assert parse_spec(Labels, "labels:5,random", "--partition") == Labels(k=5, random=True)
-    assert parse_spec(Labels, "labels", "--partition") == Labels()
-    with pytest.raises(OptionError, match="a value too many"):
-        parse_spec(Labels, "labels:5,0.1,7", "--partition")
-    with pytest.raises(OptionError, match="'x' is not allowed; allowed: int"):
-        parse_spec(Labels, "labels:x", "--partition")
-
-
-@given(st.integers(1, 9), st.floats(0.01, 9), st.booleans())
-def test_the_text_of_a_spec_is_read_back(k, a, random):
-    part = Labels(k=k, a=a, random=random)
-    assert parse_spec(Labels, spec_text(part), "--partition") == part
-
-
-@given(parts)
-def test_the_text_of_a_value_is_read_back(part):
-    for declared in options_of(Part):
-        value = getattr(part, declared.name)
-        assert parse_text(Part, declared.name, value_text(value), "part") == value
 
 
 @component

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import IMAGE, convolutional, dense, normal, problem
 
 from bflcore.problem import Shares
+from bflcore.testing.problems import IMAGE, convolutional, dense, normal, problem
 
 
 def test_every_client_finds_its_own_samples_in_the_order_of_its_indices():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from builders import generator, normal
 from scipy import special, stats
 
 from bflcore.errors import OptionError
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, default_likelihood
+from bflcore.testing.problems import generator, normal
 
 
 def test_the_categorical_loss_is_minus_the_log_probability_of_the_label():

@@ -1,9 +1,5 @@
 """The table of `bfl compare`."""
 
-import pytest
-
-from bflcore.errors import RunError
-from bflcore.report.reading import read_run
 from bflcore.report.table import print_table
 
 ROW = {"run": "a", "method": "fedavg", "rounds": 3, "accuracy": 0.5, "std": None, "seconds": 1.25}
@@ -39,15 +35,3 @@ def test_a_value_that_one_run_lacks_is_a_dash(capsys):
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.split()[4] == "0.1000"
     assert second.split()[4] == "-"
-
-
-def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match="is not a run directory; give the folder"):
-        read_run(tmp_path)
-
-
-def test_a_run_that_has_not_finished_says_how_to_continue(tmp_path):
-    (tmp_path / "experiment.toml").write_text("")
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
-    with pytest.raises(RunError, match="has not finished; .* continue it with: bfl resume"):
-        read_run(tmp_path)

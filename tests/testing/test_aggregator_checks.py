@@ -1,15 +1,16 @@
 """Aggregators with one mistake fail the checks that name it, and no others.
 
-The laws have mutations of their own in `tests/laws`.
+The laws have mutations of their own in `test_law_mutations.py`.
 """
 
 import pytest
 import torch
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import Average, Gaussian
 from bflcore.aggregation import State
 from bflcore.testing import aggregation_laws, aggregator_checks
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
 REFUSED = "weights that make no sense are refused"

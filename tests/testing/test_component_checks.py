@@ -2,11 +2,12 @@
 
 import attrs
 import pytest
-from testing.verdicts import TORCH, failing, label, reasons, sentences, wrong
 
 from bflcore import Examples, component, option
 from bflcore.options import Component
 from bflcore.testing import checks, component_checks
+
+from .verdicts import TORCH, failing, label, reasons, sentences, wrong
 
 FROZEN = "is frozen"
 NAMED = "is named"

@@ -4,7 +4,6 @@ from contextlib import contextmanager
 
 import attrs
 import pytest
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore.engines.base import Engine, Session
 from bflcore.engines.local import Local
@@ -12,6 +11,8 @@ from bflcore.errors import ClientError
 from bflcore.messages import Evaluation
 from bflcore.testing import engine_checks
 from bflcore.testing.engine_checks import FAULTY_ROUND
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
 ROUNDS = "two rounds equal the local engines"

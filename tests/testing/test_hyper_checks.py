@@ -3,10 +3,11 @@
 import attrs
 import pytest
 import torch
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import Broadcast, Continual, EmpiricalBayes, Fixed, Gaussian
 from bflcore.testing import hyper_checks, problems
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
 ROUNDS = "rounds are counted"
@@ -103,7 +104,7 @@ def test_results_that_one_update_spoils_are_fresh_for_the_next():
     spoiler = WRONG[0][0]
     assert failing(spoiler) == {UNTOUCHED}
     inference = next(iter(hyper_checks._inferences(spoiler)))  # noqa: SLF001 - what is kept
-    kept = problems.copied(*hyper_checks._fitted(inference))  # noqa: SLF001
+    kept = problems.copies(*hyper_checks._fitted(inference))  # noqa: SLF001
     failing(spoiler)
     for thing, copy in zip(hyper_checks._fitted(inference), kept, strict=True):  # noqa: SLF001
-        problems.same(thing, copy, "what is kept", 0.0)
+        problems.assert_same(thing, copy, "what is kept", 0.0)

@@ -5,11 +5,12 @@ from itertools import count
 import attrs
 import pytest
 import torch
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import Gaussian, Map, Variational
 from bflcore.problem.likelihoods import GaussianNoise, Predictive
 from bflcore.testing import inference_checks
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
 FAMILY = "results have the declared family"

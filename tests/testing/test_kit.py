@@ -4,12 +4,13 @@ import subprocess
 import sys
 
 import pytest
-from testing.verdicts import wrong
 
 from bflcore import Fixed
 from bflcore.options.kinds import KINDS
 from bflcore.registry.loading import load_registry
 from bflcore.testing import Check, Outcome, checks, parametrize_with_checks
+
+from .verdicts import wrong
 
 pytest_plugins = ["pytester"]
 

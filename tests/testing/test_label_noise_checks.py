@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from testing.verdicts import failing, label, sentences, wrong
 
 from bflcore.data.label_noise import Pair, Symmetric
 from bflcore.testing import label_noise_checks
+
+from .verdicts import failing, label, sentences, wrong
 
 ROWS = "rows are probabilities"
 EPS = "labels change with probability eps"

@@ -1,10 +1,11 @@
 """Likelihoods with one mistake fail the checks that name it, and no others."""
 
 import pytest
-from testing.verdicts import failing, label, sentences, wrong
 
 from bflcore import Categorical, GaussianNoise, Predictive
 from bflcore.testing import likelihood_checks
+
+from .verdicts import failing, label, sentences, wrong
 
 TASK = "names its task"
 LOSS = "gives a loss per sample"

@@ -1,10 +1,11 @@
 """Methods with one mistake fail the checks that name it, and no others."""
 
 import pytest
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import EmpiricalBayes, FedAvg, FedVI, Map, component
 from bflcore.testing import method_checks
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 FIT = "parts exist and fit"
 RUNS = "runs two rounds"

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from testing.verdicts import failing, label, reasons, sentences, wrong
 from torch import nn
 
 from bflcore.errors import OptionError
 from bflcore.models import TwoNN
 from bflcore.models.base import Model
 from bflcore.testing import model_checks
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 OUTPUTS = "gives an output per class"
 HEAD = "has a head"

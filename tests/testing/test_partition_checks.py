@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from testing.verdicts import failing, label, sentences, wrong
 
 from bflcore.data.partition import IID
 from bflcore.testing import checks, partition_checks
+
+from .verdicts import failing, label, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
 EVERY = "every client gets samples"

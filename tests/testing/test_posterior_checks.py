@@ -3,10 +3,11 @@
 import attrs
 import pytest
 import torch
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore.posteriors import Gaussian, Point
 from bflcore.testing import checks, posterior_checks
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 TENSORS = attrs.frozen(eq=False)
 DENSITIES = "divergence is that of the densities"

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from testing.verdicts import failing, label, reasons, sentences, wrong
 
 from bflcore import Equal, Examples
 from bflcore.testing import weighting_checks
+
+from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
 SENSE = "weights make sense"

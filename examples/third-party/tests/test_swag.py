@@ -8,9 +8,9 @@ from bflcore.testing import problems
 
 
 def fitted(inference, sizes):
-    of = problems.problem(sizes)
-    cohort = problems.clients_of(of, inference)
-    return of, cohort, inference.fit(of, problems.begun(inference, of), cohort)
+    of = problems.separable(sizes)
+    cohort = problems.cohort(of, inference)
+    return of, cohort, inference.fit(of, problems.first_broadcast(inference, of), cohort)
 
 
 def test_a_path_has_the_moments_of_its_points():

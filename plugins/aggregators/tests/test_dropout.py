@@ -3,7 +3,6 @@
 import attrs
 import pytest
 import torch
-from builders import IMAGE, cohort, convolutional, dense, first_broadcast, normal, problem
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -15,6 +14,15 @@ from bflcore.cli import main
 from bflcore.inference.normals import Noise
 from bflcore.inference.point import fit_points as fit_part
 from bflcore.randomness import stream
+from bflcore.testing.problems import (
+    IMAGE,
+    cohort,
+    convolutional,
+    dense,
+    first_broadcast,
+    normal,
+    problem,
+)
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
 PROBLEMS = {

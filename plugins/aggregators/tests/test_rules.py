@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from builders import gaussian, normal
 from scipy import integrate, stats
 
 from bfl_aggregators.plugin import (
@@ -19,6 +18,7 @@ from bfl_aggregators.plugin import (
 )
 from bflcore import Gaussian, OptionError, Point
 from bflcore.aggregation import COORDINATES
+from bflcore.testing.problems import gaussian, normal
 
 DOUBLE = torch.float64
 WEIGHTS = torch.tensor([3.0, 1.0, 0.5, 7.0], dtype=DOUBLE)

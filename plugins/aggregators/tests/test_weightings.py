@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from builders import gaussian
 from scipy import integrate, stats
 
 from bfl_aggregators.plugin import Distance, MaxDiscrepancy
 from bflcore import Broadcast, Gaussian
+from bflcore.testing.problems import gaussian
 
 DOUBLE = torch.float64
 EXAMPLES = torch.tensor([5, 1, 2, 9])

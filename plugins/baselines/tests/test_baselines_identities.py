@@ -3,7 +3,6 @@
 import attrs
 import pytest
 import torch
-from builders import cohort, first_broadcast, problem
 
 from bfl_baselines.apfl import AdaptiveMixture
 from bfl_baselines.ditto import PulledNetwork
@@ -18,6 +17,7 @@ from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import cohort, first_broadcast, problem
 
 OPTIONS = {"local_epochs": 2, "batch_size": 3, "lr": 0.05}
 METHODS = [method.name for method in bfl_methods()]

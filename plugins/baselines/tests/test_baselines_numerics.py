@@ -2,7 +2,6 @@
 
 import attrs
 import torch
-from builders import cohort, first_broadcast, problem
 
 from bfl_baselines.apfl import AdaptiveMixture
 from bfl_baselines.ditto import PulledNetwork
@@ -16,6 +15,7 @@ from bfl_baselines.pooled import Pooled
 from bfl_baselines.scaffold import ControlVariates
 from bfl_baselines.staged import Staged
 from bflcore import Accumulate, LocalResult, Map
+from bflcore.testing.problems import cohort, first_broadcast, problem
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
 

@@ -3,7 +3,6 @@
 import attrs
 import pytest
 import torch
-from builders import cohort, first_broadcast, problem
 
 from bfl_bpfed.bpfed import ReinforcedVariational
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
@@ -11,6 +10,7 @@ from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import cohort, first_broadcast, problem
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
 DOUBLE = torch.float64
@@ -21,7 +21,7 @@ def fit(inference, of, broadcast=None):
     return inference.fit(of, broadcast or first_broadcast(inference, of), members), members
 
 
-def test_the_recipe_is_the_papers():
+def test_the_recipe_is_the_papers_except_for_the_copies():
     method = resolve(load_registry(), "bpfed", {}, {})
     assert (method.hyper, method.weighting) == (Continual(), Equal())
     assert method.run.share == "body"

@@ -5,18 +5,17 @@ import math
 import attrs
 import pytest
 import torch
-from builders import cohort, convolutional, dense, first_broadcast, normal, problem
 from torch import nn
 
 from bfl_fedsi import fedsi, laplace
 from bfl_fedsi.fedsi import SubnetworkLaplace
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, GaussianNoise, OptionError
-from bflcore.cli import main
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
 from bflcore.problem.likelihoods import Likelihood
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import cohort, convolutional, dense, first_broadcast, normal, problem
 
 DOUBLE = torch.float64
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
@@ -307,18 +306,6 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def bfl(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        return end.value.code, capsys.readouterr().err
-
-    return run
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -336,7 +323,7 @@ def bfl(capsys, tmp_path, monkeypatch):
 def test_a_run_mixes_with_other_parts(bfl, tmp_path, flags):
     if "linear-pool" in " ".join(flags) or "conflation" in flags:
         pytest.importorskip("bfl_aggregators")
-    status, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
+    status, _, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
     assert status == 0, err
     assert '"dropped": []' in (tmp_path / "run" / "summary.json").read_text()
 
@@ -351,7 +338,7 @@ def test_the_factorised_method_runs(bfl):
     ids=" ".join,
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(bfl, tmp_path, flags):
-    status, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
+    status, _, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
     assert status == 2
     assert len(err.strip().splitlines()) == 1
     assert "allowed:" in err

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from builders import convolutional, normal, problem
 from torch import nn
 
 from bfl_fedsi import jacobians
+from bflcore.testing.problems import convolutional, normal, problem
 
 
 class Twice(nn.Module):

@@ -8,12 +8,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from builders import cohort, convolutional, dense, first_broadcast, normal, problem
 from torch import nn
 
 from bfl_fedsi import laplace
 from bfl_fedsi.fedsi import SubnetworkLaplace, SubnetworkMemory
 from bflcore import Broadcast, GaussianNoise, OptionError
+from bflcore.testing.problems import cohort, convolutional, dense, first_broadcast, normal, problem
 
 DOUBLE = torch.float64
 

@@ -79,7 +79,7 @@ def identity(monkeypatch):
 
 @pytest.fixture
 def problem():
-    return problems.problem(sharing="body", dtype=torch.float32)
+    return problems.separable(sharing="body", dtype=torch.float32)
 
 
 def grid_of(problem, inference, stores=None):
@@ -105,10 +105,10 @@ def two_rounds(session, broadcast, clients):
     return replies, list(session.evaluate(following, clients))
 
 
-@pytest.mark.parametrize("inference", [problems.made(Map), problems.made(Variational)])
+@pytest.mark.parametrize("inference", [problems.build(Map), problems.build(Variational)])
 @pytest.mark.parametrize("stays", [False, True])
 def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, tmp_path):
-    broadcast = problems.begun(inference, problem)
+    broadcast = problems.first_broadcast(inference, problem)
     with Local(workers=1).open(problem, inference, 10) as local:
         expected, sums = two_rounds(local, broadcast, problem.clients)
         memories = dict(local.memories)
@@ -120,32 +120,32 @@ def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, 
     assert [reply.clients for reply in found] == [(0,), (1,), (2,)]
     for one, other in zip(found, expected, strict=True):
         mine, theirs = (attrs.evolve(reply, memory={}) for reply in (one, other))
-        assert not problems.different(mine, theirs)
-    assert not problems.different([f.personal for f in figures], [s.personal for s in sums])
+        assert not problems.difference(mine, theirs)
+    assert not problems.difference([f.personal for f in figures], [s.personal for s in sums])
     if stays:  # the server has a token, the node the memory
         assert {c: int(m["round"]) for c, m in session.memories.items()} == dict.fromkeys(
             range(3), 2
         )
         memory = grid.nodes[99].store.get(session.memories[1])
-        assert not problems.different(memory, memories[1])
+        assert not problems.difference(memory, memories[1])
     else:
-        assert not problems.different(session.memories, memories)
+        assert not problems.difference(session.memories, memories)
 
 
 def test_a_memory_on_the_node_is_that_of_the_round_which_the_server_accepted(problem, tmp_path):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     store = MemoryStore(tmp_path)
     grid = grid_of(problem, inference, lambda client: store if client == 0 else None)
     session = session_of(grid, inference, problem)
-    broadcast = problems.begun(inference, problem)
+    broadcast = problems.first_broadcast(inference, problem)
     (first,) = session.fit(broadcast, [0])
     session.store(first)
     kept = store.get(session.memories[0])
     second = attrs.evolve(broadcast, round=1)
     (refused,) = session.fit(second, [0])  # not stored
     (again,) = session.fit(second, [0])
-    assert not problems.different(refused, again)
-    assert not problems.different(store.get(session.memories[0]), kept)
+    assert not problems.difference(refused, again)
+    assert not problems.difference(store.get(session.memories[0]), kept)
 
 
 def test_a_store_keeps_the_last_rounds_and_forgets_a_lost_future(tmp_path):
@@ -161,21 +161,21 @@ def test_a_store_keeps_the_last_rounds_and_forgets_a_lost_future(tmp_path):
 
 
 def test_a_lost_memory_is_the_clients_error(problem, tmp_path):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     session = session_of(
         grid_of(problem, inference, lambda _: MemoryStore(tmp_path)), inference, problem
     )
     session.restore({1: {"round": torch.tensor(8)}})
-    replies = list(session.fit(problems.begun(inference, problem), [0, 1]))
+    replies = list(session.fit(problems.first_broadcast(inference, problem), [0, 1]))
     assert isinstance(replies[1], ClientError)
     assert "its memory of round 8 is not in" in replies[1].reason
 
 
 def test_a_node_that_fails_or_is_gone_costs_its_client_only(problem):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     grid = grid_of(problem, inference)
     session = session_of(grid, inference, problem)
-    broadcast = problems.begun(inference, problem)
+    broadcast = problems.first_broadcast(inference, problem)
     assert len(list(session.fit(broadcast, problem.clients))) == 3
     grid.broken.add(99)
     replies = list(session.fit(broadcast, problem.clients))
@@ -188,29 +188,29 @@ def test_a_node_that_fails_or_is_gone_costs_its_client_only(problem):
 
 
 def test_a_client_that_comes_back_as_another_node_takes_part_again(problem):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     grid = grid_of(problem, inference)
     session = session_of(grid, inference, problem)
-    broadcast = problems.begun(inference, problem)
+    broadcast = problems.first_broadcast(inference, problem)
     first = list(session.fit(broadcast, problem.clients))
     grid.nodes[7] = grid.nodes.pop(99)
-    assert not problems.different(list(session.fit(broadcast, problem.clients)), first)
+    assert not problems.difference(list(session.fit(broadcast, problem.clients)), first)
 
 
 def test_a_node_that_is_silent_is_dropped_when_its_time_is_over(problem):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     grid = grid_of(problem, inference)
     session = session_of(grid, inference, problem, timeout=0.3)
     session.wait_for(3, 5)
     grid.mute.add(100)
-    replies = list(session.fit(problems.begun(inference, problem), problem.clients))
+    replies = list(session.fit(problems.first_broadcast(inference, problem), problem.clients))
     assert isinstance(replies[0], ClientError)
     assert replies[0].reason == "no reply within 0.3 s (--client-timeout)"
     assert [reply.clients for reply in replies[1:]] == [(1,), (2,)]
 
 
 def test_a_run_waits_for_its_nodes_and_says_how_many_connected(problem):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     grid = grid_of(problem, inference)
     del grid.nodes[98]
     session = session_of(grid, inference, problem)
@@ -220,7 +220,7 @@ def test_a_run_waits_for_its_nodes_and_says_how_many_connected(problem):
 
 
 def test_a_node_that_holds_a_client_of_no_concern_is_not_asked(problem):
-    inference = problems.made(Map)
+    inference = problems.build(Map)
     grid = grid_of(problem, inference)
     grid.nodes[50] = Node(77, ClientWorker(problem, inference, 10))
     session = session_of(grid, inference, problem)
@@ -228,8 +228,8 @@ def test_a_node_that_holds_a_client_of_no_concern_is_not_asked(problem):
 
 
 def test_a_node_answers_for_its_own_client_alone(problem):
-    inference = problems.made(Map)
-    task = Task(FIT, 0, problems.begun(inference, problem), {})
+    inference = problems.build(Map)
+    task = Task(FIT, 0, problems.first_broadcast(inference, problem), {})
     asked = Message(task.pack(), 99, FIT)
     asked.metadata.__dict__["_message_id"] = "1"
     (error,) = task.read(Node(1, ClientWorker(problem, inference, 10)).answer(asked).content)

@@ -80,7 +80,7 @@ def answered(reply, stage=FIT):
 def test_a_question_comes_back_as_it_was():
     back = Task.unpack(FIT, task().pack(), Gaussian, torch.device("cpu"))
     assert (back.client, back.stage, back.broadcast.round) == (2, FIT, 3)
-    assert not problems.different((back.broadcast, back.memory), (broadcast(), task().memory))
+    assert not problems.difference((back.broadcast, back.memory), (broadcast(), task().memory))
 
 
 def test_a_prior_that_is_the_start_travels_once():
@@ -92,14 +92,14 @@ def test_a_prior_that_is_the_start_travels_once():
 
 
 def test_a_result_comes_back_as_it_was():
-    assert not problems.different(answered(result()), result())
+    assert not problems.difference(answered(result()), result())
 
 
 @pytest.mark.parametrize("shared", [None, {"examples": torch.tensor(3), "nll": torch.tensor(2.0)}])
 def test_an_evaluation_comes_back_as_it_was(shared):
     sums = {"examples": torch.tensor(3), "bins": torch.arange(10.0)}
     found = Evaluation(2, sums, shared, {"lambda": {0.0: sums, 0.1: sums}})
-    assert not problems.different(answered(found, EVALUATE), found)
+    assert not problems.difference(answered(found, EVALUATE), found)
 
 
 def test_an_error_comes_back_with_its_client_and_stage():

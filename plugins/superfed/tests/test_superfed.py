@@ -3,7 +3,6 @@
 import attrs
 import pytest
 import torch
-from builders import cohort, first_broadcast, normal, problem
 
 from bfl_superfed import mixing, prediction
 from bfl_superfed.superfed import LowLossSubspace, initial_local_models
@@ -26,6 +25,7 @@ from bflcore.inference.memory import keep_own
 from bflcore.options import build
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import cohort, first_broadcast, normal, problem
 
 SGD = {
     "optimiser": "sgd",

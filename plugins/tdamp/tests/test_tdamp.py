@@ -19,7 +19,7 @@ from bflcore.testing import problems
 
 
 def layout():
-    return problems.problem(
+    return problems.separable(
         network=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3))
     ).layout
 
@@ -112,12 +112,12 @@ def test_partial_sums_may_be_taken_in_any_grouping():
         left, right = (
             rule.add(rule.start(prior), q[rows], w[rows]) for rows in (slice(cut), slice(cut, None))
         )
-        problems.same(rule.finish(rule.merge(left, right)), whole, f"cut at {cut}", 1e-10)
+        problems.assert_same(rule.finish(rule.merge(left, right)), whole, f"cut at {cut}", 1e-10)
 
 
 def linear_problem(x, y, sizes=None):
     network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
-    return problems.problem(
+    return problems.separable(
         sizes or (len(x),),
         network=network,
         likelihood=GaussianNoise(noise_variance=0.5),
@@ -130,8 +130,8 @@ def test_a_linear_layer_reaches_exact_bayesian_regression():
     x, y = orthogonal(900)
     of = linear_problem(x, y)
     inference = sweeping()
-    broadcast = problems.begun(inference, of)
-    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
+    broadcast = problems.first_broadcast(inference, of)
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
     mean, precision = exact(broadcast, x, y)
     assert float(precision.min()) > 1.5 / V  # the data matter
     torch.testing.assert_close(found.slab_mean[0], mean, atol=0, rtol=5e-3)
@@ -167,8 +167,8 @@ def test_the_geometric_mean_of_pooled_clients_is_exact_regression_on_all_data():
     x, y = orthogonal(900)
     of = linear_problem(x, y, (600, 300))
     inference = sweeping()
-    broadcast = problems.begun(inference, of)
-    sent = inference.fit(of, broadcast, problems.clients_of(of, inference))
+    broadcast = problems.first_broadcast(inference, of)
+    sent = inference.fit(of, broadcast, problems.cohort(of, inference))
     fused = GeometricMean().fuse(sent.posterior, sent.examples.double(), broadcast.prior)
     data = [torch.cat([of.train.of(client)[part] for client in of.clients]) for part in (0, 1)]
     mean, precision = exact(broadcast, *data)
@@ -180,8 +180,8 @@ def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
     x, y = orthogonal(300)
     of = linear_problem(x, y)
     inference = sweeping(local_epochs=4)
-    broadcast = problems.begun(inference, of)
-    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
+    broadcast = problems.first_broadcast(inference, of)
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
     assert float(found.counted) == 4
     _, four = exact(broadcast, x, y, 4)
     _, once = exact(broadcast, x, y)
@@ -192,10 +192,10 @@ def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
 
 
 def test_what_is_forgotten_is_not_counted():
-    of = problems.problem((12,))
+    of = problems.separable((12,))
     inference = Tdamp(local_epochs=3, batch_size=4, forgetting=0.9)
-    broadcast = problems.begun(inference, of)
-    found = inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior
+    broadcast = problems.first_broadcast(inference, of)
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
     assert float(found.counted) == pytest.approx(0.9 + 0.81 + 0.729)
 
 
@@ -274,9 +274,9 @@ def test_the_loss_is_balanced_among_matrices_by_the_root_of_their_means():
 
 
 def fitted(likelihood=None):
-    of = problems.problem(likelihood=likelihood)
+    of = problems.separable(likelihood=likelihood)
     inference = Tdamp(local_epochs=1, batch_size=4)
-    broadcast = problems.begun(inference, of)
+    broadcast = problems.first_broadcast(inference, of)
     return of, broadcast.start
 
 
@@ -317,7 +317,7 @@ def test_a_regression_predicts_mean_and_variance():
     inference = Tdamp(noise=0.7)
     q = inference.initial(of)
     p, v = outputs(of, q.map(lambda t: t[None]), x[None])
-    found = inference.predict(of, Broadcast(0, q, q), problems.clients_of(of, inference), x[None])
+    found = inference.predict(of, Broadcast(0, q, q), problems.cohort(of, inference), x[None])
     torch.testing.assert_close(found.draws.mean(1), p)
     torch.testing.assert_close(found.draws.var(1, correction=0), v)
     assert float(found.noise) == pytest.approx(0.7)
@@ -342,7 +342,7 @@ class Residual(nn.Module):
     ],
 )
 def test_other_networks_are_refused_in_one_line(network, words):
-    of = problems.problem()
+    of = problems.separable()
     other = attrs.evolve(of, network=network.double())
     with pytest.raises(IncompatibleError, match=words) as caught:
         chain(other)
@@ -367,12 +367,12 @@ def test_options_are_bounded():
 @pytest.mark.parametrize("kept", [1.0, 0.7])
 def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
     """One sweep, forgetting `kept`: the posterior without it, to that power, times the prior's."""
-    of = problems.problem((12,))
+    of = problems.separable((12,))
     found = []
     for forgetting in (1.0, kept):
         inference = Tdamp(local_epochs=1, batch_size=4, forgetting=forgetting)
-        broadcast = problems.begun(inference, of)
-        found.append(inference.fit(of, broadcast, problems.clients_of(of, inference)).posterior)
+        broadcast = problems.first_broadcast(inference, of)
+        found.append(inference.fit(of, broadcast, problems.cohort(of, inference)).posterior)
     whole, blended = found
     first = broadcast.prior.slab_variance
     precision = kept / whole.slab_variance + (1 - kept) / first
@@ -394,12 +394,12 @@ def rounds_with_noise(noise, seed, likelihood=None, rounds=5):
     x = torch.randn(60, 4, generator=noise_of_x, dtype=torch.float64)
     y = (x[:, :1] - x[:, 1:2].relu()) if likelihood else (x[:, 0] > 0).long() + (x[:, 1] > 1)
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1 if likelihood else 3))
-    of = problems.problem((60,), network=network, likelihood=likelihood, data=(x, y))
+    of = problems.separable((60,), network=network, likelihood=likelihood, data=(x, y))
     of = attrs.evolve(of, seed=seed)
     inference, hyper = Tdamp(local_epochs=1, batch_size=20, noise=noise), EMGroupSparse()
-    broadcast, memory, losses = problems.begun(inference, of), None, []
+    broadcast, memory, losses = problems.first_broadcast(inference, of), None, []
     for number in range(rounds):
-        cohort = problems.clients_of(of, inference, memory=memory, round=number)
+        cohort = problems.cohort(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         weights = torch.ones(1, dtype=torch.float64)
         fused = GeometricMean().fuse(result.posterior, weights, broadcast.prior)
@@ -437,7 +437,7 @@ def test_training_survives_any_first_noise_over_many_seeds(seed, likelihood):
 
 def test_a_client_that_never_trained_joins_those_that_did():
     """All clients keep the same fields, so that a cohort may mix them."""
-    of, inference = problems.problem(), Tdamp(local_epochs=1, batch_size=4)
-    broadcast = problems.begun(inference, of)
-    trained = inference.fit(of, broadcast, problems.clients_of(of, inference)).memory
+    of, inference = problems.separable(), Tdamp(local_epochs=1, batch_size=4)
+    broadcast = problems.first_broadcast(inference, of)
+    trained = inference.fit(of, broadcast, problems.cohort(of, inference)).memory
     assert trained.keys() == inference.initial_memory(of).keys()

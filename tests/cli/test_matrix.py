@@ -13,7 +13,6 @@ from collections import defaultdict
 
 import pytest
 import torch
-from builders import IMAGE, convolutional, dense, problem
 from torch import nn
 
 from bflcore import ClientError, GaussianNoise, IncompatibleError, OptionError
@@ -24,6 +23,7 @@ from bflcore.engines.local import Local
 from bflcore.experiments.compatibility import FITTED, check
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.problems import IMAGE, convolutional, dense, problem
 
 REGISTRY = load_registry()
 INFERENCES = [part.name for part in REGISTRY.inferences.values()]
@@ -161,3 +161,17 @@ def test_whole_runs_on_digits_learn(words, tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert end.value.code == 0, captured.err
     assert json.loads(captured.out)["final"]["personal.accuracy"]["mean"] > 0.5  # chance: 0.1
+
+
+def test_the_matrix_names_the_weightings_that_fit(bfl):
+    _, text, _ = bfl("matrix")
+    of_points, of_gaussians = (
+        next(
+            line
+            for line in text.partition(f"{name}  (gives")[2].splitlines()
+            if "weightings:" in line
+        )
+        for name in ("map", "variational")
+    )
+    assert "distance" in of_gaussians
+    assert "distance" not in of_points

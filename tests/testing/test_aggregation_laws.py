@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from laws.registered import label, rules
-from laws.strategies import cases
 
 from bflcore.testing.aggregation_laws import LAWS, check_all, claimed
+
+from .registered import label, rules
+from .strategies import cases
 
 RULES = rules()
 ON_POINTS = [law for law in LAWS if law.tag in {"", "additive", "pools", "robust"}]

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -21,115 +20,17 @@ from safetensors.torch import save_file
 from bflcore.cli import main
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
-from bflcore.experiments.prepare import prepare
-from bflcore.experiments.resolve import resolve
-from bflcore.experiments.run import execute
-from bflcore.options import options_of
-from bflcore.registry.loading import load_registry
 
-ROUNDS = 6
-TINY = (
-    *("--data", "synthetic", "--partition", "natural", "--clients", "3", "--workers", "1"),
-    *("--rounds", str(ROUNDS), "--eval-every", "2"),
-    *("-o", "dataset.owners=3", "-o", "dataset.samples=20", "-o", "dataset.features=6"),
-    *("-o", "dataset.classes=3", "--model", "mlp", "-o", "model.hidden=5"),
+from ..interrupted import (
+    METHODS,
+    ROUNDS,
+    TINY,
+    Killed,
+    quick,
+    same,
+    stopped_at,
+    summary,
 )
-QUICK = {"local_epochs": 1, "head_epochs": 1, "steps": 1}
-METHODS = [part.name for part in load_registry().methods.values()]
-
-
-def inference_of(method):
-    return type(load_registry().methods[method].inference)
-
-
-def quick(method):
-    """Return the flags that make a method's training short."""
-    known = options_of(inference_of(method))
-    names = {field.name for field in known} & QUICK.keys()
-    return [word for name in names for word in ("-o", f"inference.{name}={QUICK[name]}")]
-
-
-def checkpoint(folder):
-    """Return the newest checkpoint's tensors, server and clients, as bytes by name."""
-    from safetensors import safe_open
-
-    store = folder / "checkpoint"
-    newest = max(p for p in store.glob("*.safetensors") if p.stem.isdecimal())
-    tensors = {}
-    with safe_open(newest, "pt") as file:
-        header = json.loads(file.metadata()["bflcore"])
-        tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for client, number in header["memories"].items():
-        with safe_open(store / f"{number:06d}.clients.safetensors", "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if name.startswith(f"{client}."):
-                    tensors[name] = file.get_tensor(name)
-    return header["round"], {name: t.numpy().tobytes() for name, t in tensors.items()}
-
-
-def records(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
-def summary(folder):
-    found = json.loads((folder / "summary.json").read_text())
-    del found["seconds"]
-    return found
-
-
-def same(found, expected):
-    assert repr(records(found)) == repr(records(expected))  # repr: a NaN equals itself
-    assert checkpoint(found) == checkpoint(expected)
-    assert repr(summary(found)) == repr(summary(expected))
-    assert (found / "evaluation.json").read_text() == (expected / "evaluation.json").read_text()
-
-
-class Killed(BaseException):
-    """Ends a run on the spot, as a kill does, but for this process."""
-
-
-def stopped_at(monkeypatch, where, after):
-    """Make the method `where` of `RunDirectory` or `Checkpoints` raise at its call `after`."""
-    owner, name = where
-    calls, original = [], getattr(owner, name)
-
-    def stop(self, *arguments, **named):
-        calls.append(name)
-        if len(calls) > after:
-            raise Killed
-        return original(self, *arguments, **named)
-
-    monkeypatch.setattr(owner, name, stop)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_goes_on_bit_for_bit(tmp_path, monkeypatch, method):
-    registry = load_registry()
-    known = {field.name for field in options_of(inference_of(method))}
-    flags = {
-        "rounds": 4,
-        "eval_every": 2,
-        "cohort": 2,
-        "seed": 3,
-        "data": {"data": "synthetic", "partition": "natural", "clients": 3},
-        "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
-        "model": {"name": "mlp", "hidden": (5,)},
-        "inference": {name: value for name, value in QUICK.items() if name in known},
-        "engine": {"workers": 1},
-    }
-    prepared = prepare(resolve(registry, method, {}, flags))
-    whole = RunDirectory.create(tmp_path / "whole", prepared, registry)
-    cut = RunDirectory.create(tmp_path / "cut", prepared, registry)
-    execute(prepared, whole)
-    with monkeypatch.context() as patch:
-        stopped_at(patch, (Checkpoints, "write"), 3)  # the start and two rounds
-        with pytest.raises(Killed):
-            execute(prepared, cut)
-    assert checkpoint(cut.path)[0] == 2
-    execute(prepare(resolve(registry, method, {}, flags)), cut)
-    same(cut.path, whole.path)
-
 
 STOPS = {
     "before the first checkpoint": ((Checkpoints, "write"), 0),
@@ -369,36 +270,6 @@ def test_what_is_no_run_is_refused(bfl, tmp_path, run):
     assert "is not a run directory" in refused(bfl, tmp_path)
     (run / "environment.json").unlink()
     assert "environment.json is missing" in refused(bfl, run)
-
-
-def test_too_few_clients_leave_a_run_that_can_go_on(bfl, tmp_path):
-    words = ("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--drop-out", "0.3")
-    status, _, err = bfl(*words, "--min-clients", "3", "--out", "cut")
-    assert status == 2
-    assert "3 are needed (--min-clients)" in err
-    assert re.search("[0-9] rounds? (is|are) saved. Continue with: bfl resume cut$", err.strip())
-    assert err.count("\n") == 1
-    file = tmp_path / "cut" / "experiment.toml"
-    file.write_text(file.read_text().replace("min_clients = 3", "min_clients = 1"))
-    assert bfl("resume", "cut", "--quiet")[0] == 0
-    assert bfl(*words, "--out", "whole")[0] == 0
-    same(tmp_path / "cut", tmp_path / "whole")
-
-
-def test_an_interruption_says_how_to_go_on(bfl, tmp_path, monkeypatch):
-    original = RunDirectory.append
-
-    def interrupt(self, record):
-        if record["round"] == 4:
-            raise KeyboardInterrupt
-        original(self, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "append", interrupt)
-        status, _, err = bfl("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--out", "cut")
-    assert status == 130
-    assert "interrupted: 3 rounds are saved. Continue with: bfl resume cut" in err
-    assert bfl("resume", "cut", "--quiet") == (0, "", "")
 
 
 def test_nothing_that_a_run_keeps_is_a_pickle(finished):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws.registered import rule
-from laws.strategies import DTYPES, cases, regressions
 
 from bflcore.testing import aggregation_relations as relations
+
+from .registered import rule
+from .strategies import DTYPES, cases, regressions
 
 ORDERED = [
     ("weighted-sum", "average"),

@@ -1,0 +1,43 @@
+"""What a run that is cut short says and leaves."""
+
+from __future__ import annotations
+
+import re
+
+from bflcore.experiments.directory import RunDirectory
+
+from ..interrupted import (
+    TINY,
+    quick,
+    same,
+)
+
+
+def test_too_few_clients_leave_a_run_that_can_go_on(bfl, tmp_path):
+    words = ("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--drop-out", "0.3")
+    status, _, err = bfl(*words, "--min-clients", "3", "--out", "cut")
+    assert status == 2
+    assert "3 are needed (--min-clients)" in err
+    assert re.search("[0-9] rounds? (is|are) saved. Continue with: bfl resume cut$", err.strip())
+    assert err.count("\n") == 1
+    file = tmp_path / "cut" / "experiment.toml"
+    file.write_text(file.read_text().replace("min_clients = 3", "min_clients = 1"))
+    assert bfl("resume", "cut", "--quiet")[0] == 0
+    assert bfl(*words, "--out", "whole")[0] == 0
+    same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_an_interruption_says_how_to_go_on(bfl, tmp_path, monkeypatch):
+    original = RunDirectory.append
+
+    def interrupt(self, record):
+        if record["round"] == 4:
+            raise KeyboardInterrupt
+        original(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append", interrupt)
+        status, _, err = bfl("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--out", "cut")
+    assert status == 130
+    assert "interrupted: 3 rounds are saved. Continue with: bfl resume cut" in err
+    assert bfl("resume", "cut", "--quiet") == (0, "", "")

@@ -1,0 +1,42 @@
+"""Sessions that change one thing about another session."""
+
+from bflcore.engines.base import Session, Wrapped
+
+
+class Recording(Session):
+    def __init__(self):
+        self.calls = []
+
+    @property
+    def memories(self):
+        return {1: {}}
+
+    def restore(self, memories):
+        self.calls.append(("restore", memories))
+
+    def fit(self, broadcast, clients):
+        yield ("fit", broadcast, clients)
+
+    def store(self, result):
+        self.calls.append(("store", result))
+
+    def evaluate(self, broadcast, clients):
+        yield ("evaluate", broadcast, clients)
+
+
+def test_a_wrapped_session_forwards_everything():
+    inner = Recording()
+    outer = Wrapped(inner)
+    assert list(outer.fit("b", [1])) == [("fit", "b", [1])]
+    assert list(outer.evaluate("b", [2])) == [("evaluate", "b", [2])]
+    assert outer.memories == {1: {}}
+    outer.restore({2: {}})
+    outer.store("result")
+    assert inner.calls == [("restore", {2: {}}), ("store", "result")]
+
+
+def test_a_session_keeps_no_memories_unless_it_says_so():
+    class Forgetful(Recording):
+        memories = Session.memories
+
+    assert Forgetful().memories == {}

@@ -1,0 +1,52 @@
+"""What a client does in a round: fit, personalise, predict, sum its metrics."""
+
+import attrs
+
+from bflcore import (
+    Average,
+    Equal,
+    Fixed,
+    Map,
+)
+from bflcore.engines.local import Local
+from bflcore.rounds import Recipe, begin
+from bflcore.testing.problems import problem
+
+
+def test_evaluation_blames_its_client():
+    @attrs.frozen(kw_only=True)
+    class Blind(Map):
+        """Cannot predict."""
+
+        def predict(self, problem, broadcast, cohort, x):
+            raise RuntimeError("dark")
+
+    of, inference = problem(), Blind()
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        found = list(session.evaluate(begin(recipe, of), (0, 2)))
+    assert [str(error) for error in found] == [
+        "client 0 failed in evaluate: RuntimeError: dark",
+        "client 2 failed in evaluate: RuntimeError: dark",
+    ]
+
+
+def test_the_shared_model_is_evaluated_only_where_it_is_complete():
+    for sharing, complete in (("all", True), ("body", False), ("none", False)):
+        of, inference = problem(sharing=sharing), Map(local_epochs=1)
+        recipe = Recipe(inference, Average(), Equal(), Fixed())
+        with Local(workers=1).open(of, inference, 10) as session:
+            found = list(session.evaluate(begin(recipe, of), of.clients))
+        assert [e.shared is not None for e in found] == [complete] * 3
+
+
+def test_a_novel_client_adapts_its_head_before_it_predicts():
+    of, inference = problem(sharing="body", novel=(2,)), Map(local_epochs=60, lr=0.05)
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        broadcast = begin(recipe, of)
+        (adapted,) = session.evaluate(broadcast, (2,))
+        strangers = attrs.evolve(of, novel=())
+    with Local(workers=1).open(strangers, inference, 10) as session:
+        (untouched,) = session.evaluate(broadcast, (2,))
+    assert float(adapted.personal["nll"]) < float(untouched.personal["nll"])

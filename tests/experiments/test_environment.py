@@ -1,0 +1,64 @@
+"""What a run notes about its surroundings, to be compared when it is resumed."""
+
+import attrs
+import pytest
+import torch
+
+from bflcore.experiments.environment import environment, used_distributions
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
+
+FLAGS = {
+    "data": {"data": "synthetic", "partition": "natural", "clients": 2},
+    "dataset": {"owners": 2, "samples": 10},
+}
+
+
+def prepared(**flags):
+    return prepare(resolve(load_registry(), "fedavg", {}, FLAGS | flags))
+
+
+def fingerprints(of):
+    return environment(of, load_registry())["fingerprints"]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return fingerprints(prepared())
+
+
+def changed(plain, other):
+    found = fingerprints(other)
+    return {name for name in plain if plain[name] != found[name]}
+
+
+def test_the_same_experiment_has_the_same_fingerprints(plain):
+    assert changed(plain, prepared()) == set()
+
+
+def test_each_fingerprint_is_of_one_thing(plain):
+    assert changed(plain, prepared(rounds=7)) == {"experiment.toml"}
+    seeded = {"experiment.toml", "the data or its partition", "the initial network"}
+    assert changed(plain, prepared(seed=7)) == seeded
+
+
+def test_settings_that_do_not_determine_results_have_no_part_in_them(plain):
+    assert changed(plain, prepared(checkpoint_every=5, engine={"workers": 1})) == set()
+
+
+def test_one_sample_that_differs_changes_the_fingerprint_of_the_data(plain):
+    of = prepared()
+    x = of.problem.train.x.clone()
+    x.view(-1)[0] += 1
+    train = attrs.evolve(of.problem.train, x=x)
+    other = attrs.evolve(of, problem=attrs.evolve(of.problem, train=train))
+    assert changed(plain, other) == {"the data or its partition"}
+    assert not torch.equal(x, of.problem.train.x)
+
+
+def test_distributions_count_only_where_a_component_of_theirs_is_used():
+    registry = load_registry()
+    assert used_distributions(resolve(registry, "fedavg", {}, {}), registry) == {"bflcore"}
+    used = used_distributions(resolve(registry, "bpfed", {}, {}), registry)
+    assert used == {"bflcore", "bfl-bpfed"}

@@ -1,0 +1,51 @@
+"""Running an experiment: one that was interrupted gives the same numbers, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.prepare import prepare
+from bflcore.experiments.resolve import resolve
+from bflcore.experiments.run import execute
+from bflcore.options import options_of
+from bflcore.registry.loading import load_registry
+
+from ..interrupted import (
+    METHODS,
+    QUICK,
+    Killed,
+    checkpoint,
+    inference_of,
+    same,
+    stopped_at,
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_on_bit_for_bit(tmp_path, monkeypatch, method):
+    registry = load_registry()
+    known = {field.name for field in options_of(inference_of(method))}
+    flags = {
+        "rounds": 4,
+        "eval_every": 2,
+        "cohort": 2,
+        "seed": 3,
+        "data": {"data": "synthetic", "partition": "natural", "clients": 3},
+        "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
+        "model": {"name": "mlp", "hidden": (5,)},
+        "inference": {name: value for name, value in QUICK.items() if name in known},
+        "engine": {"workers": 1},
+    }
+    prepared = prepare(resolve(registry, method, {}, flags))
+    whole = RunDirectory.create(tmp_path / "whole", prepared, registry)
+    cut = RunDirectory.create(tmp_path / "cut", prepared, registry)
+    execute(prepared, whole)
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (Checkpoints, "write"), 3)  # the start and two rounds
+        with pytest.raises(Killed):
+            execute(prepared, cut)
+    assert checkpoint(cut.path)[0] == 2
+    execute(prepare(resolve(registry, method, {}, flags)), cut)
+    same(cut.path, whole.path)

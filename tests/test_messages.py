@@ -1,0 +1,52 @@
+"""What passes between the server and its clients."""
+
+import attrs
+import pytest
+import torch
+
+from bflcore import Broadcast, Cohort, Gaussian
+from bflcore.testing.problems import assert_same, cohort, gaussian, normal, problem, reply
+
+
+def test_a_broadcast_is_unpacked_to_what_was_packed():
+    sent = Broadcast(3, gaussian(4), gaussian(4, seed=5), {"step": torch.tensor(2)})
+    again = Broadcast.unpack(3, sent.pack(), Gaussian)
+    assert_same(again, sent, "unpacked", 0.0)
+
+
+def test_what_the_prior_shares_with_the_start_is_packed_once():
+    start = gaussian(4)
+    half = Gaussian(start.mean, start.variance + 1)
+    assert set(Broadcast(0, start, start).pack()) == {"start.mean", "start.variance"}
+    sent = Broadcast(0, start, half)
+    assert set(sent.pack()) == {"start.mean", "start.variance", "prior.variance"}
+    assert_same(Broadcast.unpack(0, sent.pack(), Gaussian), sent, "unpacked", 0.0)
+
+
+def test_a_cohort_in_which_sizes_rise_is_refused():
+    x = torch.zeros(2, 3, 1)
+    with pytest.raises(ValueError, match="sizes must fall"):
+        Cohort((0, 1), x, x[..., 0], (2, 3), {}, 0, 0)
+
+
+def test_a_clients_noise_does_not_depend_on_its_company():
+    from bflcore import Map
+
+    of = problem()
+    together = cohort(of, Map()).streams("noise")
+    alone = cohort(of, Map(), [1]).streams("noise")
+    assert torch.equal(torch.rand(3, generator=together[1]), torch.rand(3, generator=alone[0]))
+
+
+def test_selected_clients_keep_what_is_theirs():
+    results = reply([4, 7, 9], gaussian(3, 2), statistics={"s": normal(3, 5)})
+    results = attrs.evolve(results, memory={"m": normal(3, 1)})
+    picked = results.select([2, 0])
+    assert picked.clients == (9, 4)
+    assert picked.examples.tolist() == [100, 50]
+    for name in ("posterior", "statistics", "memory"):
+        theirs, all_of_them = getattr(picked, name), getattr(results, name)
+        if name == "posterior":
+            assert torch.equal(theirs.mean, all_of_them.mean[[2, 0]])
+        else:
+            assert all(torch.equal(theirs[k], t[[2, 0]]) for k, t in all_of_them.items())
