@@ -38,9 +38,12 @@ class Broadcast:
     hyper: Mapping[str, Tensor] = attrs.field(factory=dict)
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the tensors by name; what the prior shares with the start is there once."""
+        """Return the tensors by name; a prior's tensor that equals the start's is there once.
+
+        Values are compared, not objects: a broadcast read from a checkpoint shares no memory.
+        """
         start = self.start.pack()
-        prior = {name: t for name, t in self.prior.pack().items() if t is not start[name]}
+        prior = {name: t for name, t in self.prior.pack().items() if not t.equal(start[name])}
         return {
             **{f"start.{name}": tensor for name, tensor in start.items()},
             **{f"prior.{name}": tensor for name, tensor in prior.items()},

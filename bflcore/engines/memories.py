@@ -84,7 +84,9 @@ class _Store:
         self.folder = Path(tempfile.mkdtemp(prefix="bfl-memories-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         files = zict.Func(_to_bytes, lambda read: load(bytes(read)), zict.File(self.folder))
-        self._buffer: zict.Buffer[str, Memory] = zict.Buffer({}, files, limit, weight=_size)
+        self._buffer: zict.Buffer[str, dict[str, Tensor]] = zict.Buffer(
+            {}, files, limit, weight=_size
+        )
         self._lock = Lock()  # zict releases its own locks while it reads a file
         self._keys = count()
         # A finaliser may run at any moment, also during an access: it only notes the key.
