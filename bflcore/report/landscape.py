@@ -96,8 +96,6 @@ def _measure(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plan
 
 def _axes(problem: Problem, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return an origin and two orthonormal directions (Gram and Schmidt)."""
-    import torch
-
     from bflcore.randomness import SERVER, stream
 
     origin, *others = vectors

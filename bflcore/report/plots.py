@@ -53,7 +53,7 @@ def _series(axis: Any, run: Run, key: str, colour: str, dashes: str, group: str)
     values = {r["round"]: r[key][statistic] for r in run.records if key in r}
     if values:
         label = f"{run.label}, {group}"
-        axis.plot(values.keys(), values.values(), dashes, color=colour, lw=1.6, label=label)
+        axis.plot([*values], [*values.values()], dashes, color=colour, lw=1.6, label=label)
 
 
 def reliability(runs: Sequence[Run]) -> str:
