@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Accumulate", "Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
 
-# What a fused variance of zero becomes in the prior (alpha of Chen et al. 2024, FedSI).
+# Replaces a fused variance of zero in the prior (alpha of Chen et al. 2024, FedSI).
 ZERO_VARIANCE = 1e-4
 
 

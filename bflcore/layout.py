@@ -1,4 +1,4 @@
-"""Layout: which slice of the flat parameter vector is which tensor, and which of them travel."""
+"""Layout: which slice of the flat parameter vector is which tensor, and which are shared."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHARING = ("all", "body", "head", "none")
 class Layout:
     """The map between a network's named tensors and one flat vector ``[P]``.
 
-    `shared` says of each tensor whether it travels; the others are personal. Splitting and
-    joining invert each other: ``join(*split(v)) == v``.
+    `shared` says for each tensor whether clients share it or keep it (personal). Splitting and
+    joining are inverse: ``join(*split(v)) == v``.
     """
 
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ class Layout:
 
     @cached_property
     def runs(self) -> list[tuple[bool, int]]:
-        """Stretches of equal sharing: ``(travels, length)``, adjacent tensors merged."""
+        """Runs of adjacent tensors that are all shared, or all personal: ``(shared, length)``."""
         tensors = zip(self.shared, self.sizes, strict=True)
         return [
             (travels, sum(size for _, size in run))
@@ -76,12 +76,12 @@ class Layout:
 
     @cached_property
     def shared_total(self) -> int:
-        """Number of parameters that travel."""
+        """Number of shared parameters."""
         return sum(length for travels, length in self.runs if travels)
 
     @property
     def personal_total(self) -> int:
-        """Number of parameters that stay with each client."""
+        """Number of personal parameters."""
         return self.total - self.shared_total
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -99,7 +99,7 @@ class Layout:
         }
 
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Divide ``[..., P]`` into what travels and what stays: views where they are one run."""
+        """Divide ``[..., P]`` into shared and personal parameters: views where they are one run."""
         pieces = vector.split([length for _, length in self.runs], dim=-1)
         return self._gather(pieces, True, vector), self._gather(pieces, False, vector)
 

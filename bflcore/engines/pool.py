@@ -3,7 +3,7 @@
 A process is started once per run, receives the problem once (its tensors in shared memory), and
 then one short message per task. What belongs to a client travels as bytes: a tensor in shared
 memory costs each side an open file, of which a process may have few, and there may be many
-clients. A process that dies, or takes too long, costs the round its current clients only.
+clients. When a process dies or takes too long, the round loses only the clients it was working on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Task:
     memories: Sequence[Memory]
 
     def run(self, worker: ClientWorker, stage: Stage, broadcast: Broadcast) -> Reply:
-        """Have the worker do it."""
+        """Run the stage with the worker."""
         reply: Reply = getattr(worker, stage)(broadcast, self.clients, self.memories)
         return reply
 
@@ -63,7 +63,7 @@ class InProcessPool:
 
 @attrs.frozen
 class Assignment:
-    """The task that a process works on, by number, and when its time is over."""
+    """The task that a process works on (both by number), and its deadline."""
 
     process: int
     task: int

@@ -1,6 +1,6 @@
 """The screen: what a client's result must be before it may touch the server.
 
-It keeps out what would break the server or turn its posterior into garbage. It does not defend
+It refuses results that would break the server or corrupt its posterior. It does not defend
 against a client that lies within these bounds; robust aggregators do.
 """
 
@@ -53,7 +53,7 @@ def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
 def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationReply]:
     """Return the replies; those that cannot be added to most of the others become errors.
 
-    Metrics that are not finite are let through: a model that diverged has such.
+    Metrics that are not finite pass: a model that diverged has such metrics.
     """
     forms = [_form(reply) for reply in replies]
     usual = Counter(form for form in forms if form).most_common(1)

@@ -4,7 +4,7 @@ A checkpoint is ``checkpoint/000012.safetensors``: the server's tensors, and in 
 a JSON text with the counters and, for every client, the file that holds its memory. Memories that
 changed since the last checkpoint are in ``000012.clients.safetensors``; the others stay in the
 files of earlier rounds. Each file is written aside, synced and renamed, the checkpoint itself last,
-so that whatever ends a run leaves the old checkpoint or the new one.
+so that the old checkpoint or the new one is complete, however the run ends.
 """
 
 from __future__ import annotations

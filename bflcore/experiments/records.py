@@ -22,8 +22,8 @@ Record = dict[str, Any]
 class Records:
     """Accumulates what a run reports, and formats it.
 
-    `seconds` are added to by whoever takes the time. `state` is what a checkpoint stores; `restore`
-    takes it back, with the lines of ``metrics.jsonl`` written until then.
+    Callers add the times that they measure to `seconds`. `state` is what a checkpoint stores;
+    `restore` takes it back, with the lines of ``metrics.jsonl`` written until then.
     """
 
     def __init__(self, method: str) -> None:

@@ -37,8 +37,8 @@ def execute(
 
     A directory with a checkpoint continues from there, bit for bit. `progress` is called after
     each round with its number, its training loss, and the record of its evaluation if there was
-    one; pre-training is round 0. `session`: clients that are running already, in place of those
-    that the experiment's engine would start. Raises `RunError` when too few clients gave a valid
+    one; pre-training is round 0. `session` holds clients that are already running; by default the
+    experiment's engine starts them. Raises `RunError` when too few clients gave a valid
     result, or when the checkpoint cannot be read or written.
     """
     with directory.lock(), directory.checkpoints as checkpoints:
