@@ -54,8 +54,8 @@ COORDINATES, CLIENTS = 16_384, 64
 class State:
     """What a rule holds of the clients that it has taken in.
 
-    `tensors` is all that a worker or an edge server has to send: the prior ``[P]`` is part of the
-    broadcast, and ``State(prior, tensors)`` at the receiver is the same state.
+    A worker or an edge server sends only `tensors`: the prior ``[P]`` is part of the broadcast, and
+    ``State(prior, tensors)`` at the receiver is the same state.
     """
 
     prior: Posterior
@@ -85,7 +85,7 @@ class Aggregator(Component, abc.ABC):
     weighs: ClassVar[bool] = True  # whether clients' weights matter
     ignores_weights_because: ClassVar[str] = ""  # the reason, of a rule that does not weigh
     # Laws claimed, checked by `bflcore.testing.aggregation_laws`:
-    # pools             the scale of weights is nothing, a client of weight zero is absent
+    # pools             the scale of weights does not matter; weight zero leaves a client out
     # adds-evidence     weights are ignored: every client's knowledge counts in full
     # robust            weights are ignored, and a minority of liars cannot move the result far
     # additive          the state does not grow with the number of clients
@@ -114,7 +114,7 @@ class Aggregator(Component, abc.ABC):
     def add(self, state: State, posteriors: Posterior, weights: Tensor) -> State:
         """Return the state with more clients ``[K, P]`` in it; `state` may be overwritten.
 
-        By default they are kept as they are, named by the order in which they came.
+        By default they are kept as they are, numbered in the order in which they came.
         """
         fields = {**posteriors.pack("posterior."), "weights": weights}
         added = {f"0.{name}": tensor for name, tensor in fields.items()}
@@ -146,7 +146,7 @@ class Aggregator(Component, abc.ABC):
         return {}
 
     def check(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> None:
-        """Raise if weights make no sense or a posterior is of another family."""
+        """Raise if weights are invalid or a posterior is of another family."""
         check_weights(weights, len(posteriors.mean))
         known = not self.families or posteriors.name in self.families
         if type(posteriors) is not type(prior) or not known:
@@ -228,7 +228,7 @@ class CoordinatewiseAggregator(AdditiveAggregator):
                     tensors[name][chunk] = value
                 else:
                     tensors[name] = value
-        if not sound:  # seldom: only now is it worth a look at every client
+        if not sound:  # rare: only now look at every client
             check_posteriors(posteriors)
         return State(state.prior, tensors)
 
@@ -245,15 +245,14 @@ class CoordinatewiseAggregator(AdditiveAggregator):
 def _is_sound(posteriors: Posterior) -> bool:
     """Return False where a variance is NaN or below zero: one pass, in cache.
 
-    Other values that are not finite show in the sums; an infinite variance among precisions counts
-    nothing.
+    Other values that are not finite show in the sums, and an infinite variance is a precision of 0.
     """
     variance = posteriors.pack().get("variance")
     return variance is None or not variance.numel() or bool(variance.amin() >= 0)
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most `size` that cover `length`; of nothing, one empty slice."""
+    """Yield slices of at most `size` that cover `length`; a length of 0 gives one empty slice."""
     for first in range(0, max(length, 1), size):
         yield slice(first, min(first + size, length))
 

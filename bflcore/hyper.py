@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from bflcore.aggregation import Statistics
+from bflcore.aggregation import Statistics, add_sums
 from bflcore.messages import Broadcast
 from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Accumulate", "Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
 
-# What a fused variance of zero becomes in the prior (alpha of Chen et al. 2024, FedSI).
+# Replaces a fused variance of zero in the prior (alpha of Chen et al. 2024, FedSI).
 ZERO_VARIANCE = 1e-4
 
 
 class HyperUpdate(Component, abc.ABC):
     """Base of hyperparameter updates.
 
-    `summarise` states what must be summed over clients, `update` what follows from the sums: the
-    server never needs more than one client's result in memory.
+    `summarise` returns what is summed over clients and `update` makes the next broadcast from the
+    sums: the server never needs more than one client's result in memory.
     """
 
     kind: ClassVar[str] = "hyper"
@@ -48,8 +48,8 @@ class HyperUpdate(Component, abc.ABC):
     def after_pretraining(self, broadcast: Broadcast, learned: Posterior) -> Broadcast:
         """Return the first broadcast of a run that begins with pre-training.
 
-        By default what was learned is start and prior, its variances of zero are `ZERO_VARIANCE`
-        in the prior.
+        By default what was learned becomes start and prior; in the prior, variances of zero become
+        `ZERO_VARIANCE`.
         """
         prior = _replace_zero_variances(learned, ZERO_VARIANCE)
         return attrs.evolve(broadcast, start=learned, prior=prior)
@@ -85,10 +85,8 @@ class Accumulate(HyperUpdate):
         return {name: tensor.sum(0) for name, tensor in result.statistics.items()}
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
-        """Replace the start, and add."""
-        hyper = dict(broadcast.hyper)
-        for name, tensor in total.items():
-            hyper[name] = hyper[name] + tensor if name in hyper else tensor
+        """Replace the start and add the statistics."""
+        hyper = add_sums(dict(broadcast.hyper), total)
         return Broadcast(broadcast.round + 1, fused, broadcast.prior, hyper)
 
 
@@ -114,8 +112,7 @@ class Continual(HyperUpdate):
 
     def after_pretraining(self, broadcast: Broadcast, learned: Posterior) -> Broadcast:
         """Replace start and prior, as after a round."""
-        prior = _replace_zero_variances(learned, self.zero_variance)
-        return attrs.evolve(broadcast, start=learned, prior=prior)
+        return attrs.evolve(self.update(broadcast, learned, {}), round=broadcast.round)
 
 
 def _replace_zero_variances(posterior: Posterior, variance: float) -> Posterior:
@@ -141,26 +138,20 @@ class EmpiricalBayes(HyperUpdate):
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Sum w, w d and w (s + d^2), where d = mu - prior mean."""
-        sums: Statistics = {"weight": weights.sum()}
-        origin = broadcast.prior.mean
-        zero = origin.new_zeros(origin.shape).double()
-        first, second = zero, zero.clone()
-        posteriors = result.posterior
-        assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
+        origin, fields = broadcast.prior.mean, result.posterior.pack()
+        first = second = origin.new_zeros(origin.shape).double()
         for w, mean, variance in zip(
-            weights.tolist(), posteriors.mean, posteriors.variance, strict=True
+            weights.tolist(), fields["mean"], fields["variance"], strict=True
         ):
             shift = mean.double() - origin
             first = first.add(shift, alpha=w)
             second = second.add(shift.square_().add_(variance), alpha=w)
-        return sums | {"first": first, "second": second}
+        return {"weight": weights.sum(), "first": first, "second": second}
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Match the pool's moments."""
         shift = total["first"] / total["weight"]
-        variance = total["second"] / total["weight"] - shift.square()
+        variance = (total["second"] / total["weight"] - shift.square()).clamp_min(self.floor)
         mean = broadcast.prior.mean
-        prior = Gaussian(
-            (mean + shift).to(mean.dtype), variance.clamp_min(self.floor).to(mean.dtype)
-        )
+        prior = Gaussian((mean + shift).to(mean.dtype), variance.to(mean.dtype))
         return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)

@@ -1,10 +1,12 @@
-"""Layout: which slice of the flat parameter vector is which tensor, and which of them travel."""
+"""Layout: which slice of the flat parameter vector is which tensor, and which are shared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,8 +25,8 @@ SHARING = ("all", "body", "head", "none")
 class Layout:
     """The map between a network's named tensors and one flat vector ``[P]``.
 
-    `shared` says of each tensor whether it travels; the others are personal. Splitting and
-    joining invert each other: ``join(*split(v)) == v``.
+    `shared` says for each tensor whether clients share it or keep it (personal). Splitting and
+    joining are inverse: ``join(*split(v)) == v``.
     """
 
     names: tuple[str, ...]
@@ -40,17 +42,11 @@ class Layout:
         if sharing not in SHARING:
             raise unknown("value of --share:", sharing, SHARING)
         parameters = dict(network.named_parameters())
-        in_head = [name.startswith(f"{head}.") for name in parameters]
-        travels = {
-            "all": [True] * len(in_head),
-            "none": [False] * len(in_head),
-            "head": in_head,
-            "body": [not inside for inside in in_head],
-        }[sharing]
+        parts = ["head" if name.startswith(f"{head}.") else "body" for name in parameters]
         return cls(
             tuple(parameters),
             tuple(tuple(p.shape) for p in parameters.values()),
-            tuple(travels),
+            tuple(sharing in ("all", part) for part in parts),
         )
 
     @cached_property
@@ -66,31 +62,26 @@ class Layout:
     @cached_property
     def slices(self) -> dict[str, slice]:
         """The slice of the flat vector that each named tensor occupies."""
-        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
-        return {
-            name: slice(end - size, end)
-            for name, size, end in zip(self.names, self.sizes, ends, strict=True)
-        }
+        entries = zip(self.names, self.sizes, accumulate(self.sizes), strict=True)
+        return {name: slice(end - size, end) for name, size, end in entries}
 
     @cached_property
     def runs(self) -> list[tuple[bool, int]]:
-        """Stretches of equal sharing: ``(travels, length)``, adjacent tensors merged."""
-        runs: list[tuple[bool, int]] = []
-        for travels, size in zip(self.shared, self.sizes, strict=True):
-            if runs and runs[-1][0] == travels:
-                runs[-1] = (travels, runs[-1][1] + size)
-            else:
-                runs.append((travels, size))
-        return runs
+        """Runs of adjacent tensors that are all shared, or all personal: ``(shared, length)``."""
+        tensors = zip(self.shared, self.sizes, strict=True)
+        return [
+            (travels, sum(size for _, size in run))
+            for travels, run in groupby(tensors, key=itemgetter(0))
+        ]
 
     @cached_property
     def shared_total(self) -> int:
-        """Number of parameters that travel."""
+        """Number of shared parameters."""
         return sum(length for travels, length in self.runs if travels)
 
     @property
     def personal_total(self) -> int:
-        """Number of parameters that stay with each client."""
+        """Number of personal parameters."""
         return self.total - self.shared_total
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -108,7 +99,7 @@ class Layout:
         }
 
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Divide ``[..., P]`` into what travels and what stays: views where they are one run."""
+        """Divide ``[..., P]`` into shared and personal parameters: views where they are one run."""
         pieces = vector.split([length for _, length in self.runs], dim=-1)
         return self._gather(pieces, True, vector), self._gather(pieces, False, vector)
 
@@ -120,13 +111,12 @@ class Layout:
             return shared
         if self.shared_total == 0:
             return personal
-        lengths = [[n for travels, n in self.runs if travels is kind] for kind in (True, False)]
         batch = torch.broadcast_shapes(shared.shape[:-1], personal.shape[:-1])
-        halves = {
-            kind: iter(half.expand(*batch, half.shape[-1]).split(lengths[not kind], dim=-1))
-            for kind, half in ((True, shared), (False, personal))
-        }
-        return torch.cat([next(halves[travels]) for travels, _ in self.runs], dim=-1)
+        pieces = {}
+        for kind, half in ((True, shared), (False, personal)):
+            lengths = [length for travels, length in self.runs if travels is kind]
+            pieces[kind] = iter(half.expand(*batch, half.shape[-1]).split(lengths, dim=-1))
+        return torch.cat([next(pieces[travels]) for travels, _ in self.runs], dim=-1)
 
     def _gather(self, pieces: tuple[Tensor, ...], kind: bool, vector: Tensor) -> Tensor:
         import torch

@@ -28,7 +28,7 @@ class Broadcast:
     """What the server sends; also all that it keeps from one round to the next.
 
     `start` ``[P_shared]`` is the fused posterior, where local training begins; `prior`
-    ``[P_shared]`` is what the hyperparameter update made of it, the anchor of the KL term;
+    ``[P_shared]`` is the prior of the KL term, set by the hyperparameter update;
     `hyper` holds any further server state by name.
     """
 
@@ -38,9 +38,12 @@ class Broadcast:
     hyper: Mapping[str, Tensor] = attrs.field(factory=dict)
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the tensors by name; what the prior shares with the start is there once."""
+        """Return the tensors by name; a prior's tensor that equals the start's is there once.
+
+        Values are compared, not objects: a broadcast read from a checkpoint shares no memory.
+        """
         start = self.start.pack()
-        prior = {name: t for name, t in self.prior.pack().items() if t is not start[name]}
+        prior = {name: t for name, t in self.prior.pack().items() if not t.equal(start[name])}
         return {
             **{f"start.{name}": tensor for name, tensor in start.items()},
             **{f"prior.{name}": tensor for name, tensor in prior.items()},
@@ -77,7 +80,7 @@ class Cohort:
     novel: bool = False
 
     def __attrs_post_init__(self) -> None:
-        """Refuse an order in which the first rows are not those with the most steps."""
+        """Raise `ValueError` unless the clients are ordered by falling size."""
         if list(self.sizes) != sorted(self.sizes, reverse=True):
             raise ValueError(f"a cohort's sizes must fall; given: {self.sizes}")
 
@@ -92,7 +95,7 @@ class Cohort:
 class LocalResult:
     """What clients send back, client axis first; `memory` never leaves the client.
 
-    `posterior` ``[K, P_shared]``; `statistics` ``[K, ...]`` travel too, for the hyperparameter
+    `posterior` ``[K, P_shared]``; `statistics` ``[K, ...]`` are sent too, for the hyperparameter
     update; `examples` ``[K]`` counts training samples; `loss` ``[K]`` is the mean negative log
     likelihood in nats per sample over the round's steps.
     """
@@ -118,7 +121,7 @@ class LocalResult:
 
 @attrs.frozen(eq=False)
 class Evaluation:
-    """Additive sums of one client's metrics on its own test samples (see `bflcore.metrics`).
+    """Sums of one client's metrics on its own test samples (see `bflcore.problem.metrics`).
 
     `personal`: the client's own model; `shared`: the server's model on the same samples, where
     it is a complete model and a different one; `curves`: the sums of the predictions that

@@ -1,7 +1,7 @@
 """Posterior families: what a client knows about each parameter.
 
 A posterior is a frozen class of tensors whose last axis is the parameters ``P`` and whose leading
-axis, where present, is the client ``K``. Variances travel, never standard deviations.
+axis, where present, is the client ``K``. Variances are stored and sent, never standard deviations.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Posterior(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "posterior"
-    # Fields that say nothing of any parameter but how the network is built: every client's and the
-    # prior's are the same, and no law of fusion changes them.
+    # Fields that describe the network's structure and not a parameter: they are equal at every
+    # client and in the prior, and fusion does not change them.
     structure: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # every family has a mean, as a field or as a property
@@ -89,7 +89,7 @@ class Posterior(Component, abc.ABC):
     def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> Self:
         """Return valid posteriors ``[clients, P]`` in float64 that differ in every field.
 
-        The conformance kit tries a family on these. By default every field is standard normal.
+        The conformance kit tests families with these. By default every field is standard normal.
         """
         size = (clients, layout.total)
         return cls.unpack({name: _normal(size, noise) for name in cls._fields()})

@@ -1,4 +1,4 @@
-"""Random streams: every draw has an owner.
+"""Random streams: every draw has a generator of its own.
 
 A generator is derived from ``(seed, round, client, purpose)``, so results do not depend on the
 number of workers, the chunk size, the engine or the order of arrival, and a resumed run continues
@@ -28,14 +28,14 @@ def _sequence(seed: int, round: int, client: int, purpose: str) -> np.random.See
 
 
 def numpy_stream(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:
-    """Return the numpy generator of one owner."""
+    """Return the numpy generator for ``(seed, round, client, purpose)``."""
     return np.random.default_rng(_sequence(seed, round, client, purpose))
 
 
 def stream(
     seed: int, round: int, client: int, purpose: str, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """Return the torch generator of one owner on `device`."""
+    """Return the torch generator for ``(seed, round, client, purpose)`` on `device`."""
     import torch
 
     generator = torch.Generator(device)

@@ -7,9 +7,9 @@
 Engines replace the middle arrow and nothing else. What the server keeps between rounds is exactly
 what it sends: the `Broadcast`.
 
-A *block* is so many consecutive clients of the sorted cohort. Its clients are added in order, and
-the sums of blocks are merged in order: wherever a block is summed, and however many workers or edge
-servers there are, the result is the same to the bit.
+A *block* is a fixed number of consecutive clients of the sorted cohort. Its clients are added in
+order, and the sums of blocks are merged in order: wherever a block is summed, and however many
+workers or edge servers there are, the result is the same to the bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ else:
 
 __all__ = ["BLOCK", "Recipe", "Round", "Sums", "begin", "run_round", "sample_cohort"]
 
-BLOCK = 32  # clients whose results are summed first
+BLOCK = 32  # clients per block
 
 
 @attrs.frozen
@@ -76,7 +76,7 @@ class Round:
 
 @attrs.frozen(eq=False)
 class Sums:
-    """What the server needs of some clients: the aggregator's state, and what `hyper` sums."""
+    """What the server needs of some clients: the aggregator's state and the sums for `hyper`."""
 
     state: State
     hyper: Statistics = attrs.field(factory=dict)
@@ -159,7 +159,7 @@ class Tally:
     """Who replied to a round and who was dropped and why; bytes, seconds and loss.
 
     `replied` and `dropped` are in order of arrival; `weights` ``[1]`` are those of the clients
-    that replied; `form` is the shape and dtype of what `hyper` sums of the first of them.
+    that replied; `form` holds the shapes and dtypes of the statistics that `hyper` sums.
     """
 
     def __init__(self, broadcast: Broadcast, clients: Sequence[int]) -> None:
@@ -169,7 +169,7 @@ class Tally:
         self.replied: list[int] = []
         self.dropped: list[ClientError] = []
         self.weights: list[Tensor] = []
-        self.form: dict[str, object] | None = None
+        self.form: dict[str, tuple[list[int], torch.dtype]] = {}
         self.loss = 0.0
         self.bytes_up = 0
         self.client_seconds = 0.0
@@ -199,9 +199,9 @@ class Tally:
     def summarise(
         self, hyper: HyperUpdate, result: LocalResult, weights: Tensor
     ) -> Statistics | None:
-        """Return what `hyper` sums over clients, and count the client; None if it is dropped.
+        """Count the client and return the statistics that `hyper` sums; None if it is dropped.
 
-        What is summed must have the form that it has for the round's first client.
+        Shapes and dtypes must be those of the round's first client.
         """
         (client,) = result.clients
         try:
@@ -209,12 +209,12 @@ class Tally:
         except Exception as error:  # noqa: BLE001 - whatever a malformed statistic causes
             self.drop(client, f"its statistics do not fit ({type(error).__name__}: {error})")
             return None
-        form: dict[str, object] = {name: (list(t.shape), t.dtype) for name, t in sums.items()}
-        self.form = form if self.form is None else self.form
-        if form != self.form:
+        form = {name: (list(tensor.shape), tensor.dtype) for name, tensor in sums.items()}
+        if self.replied and form != self.form:
             first = self.replied[0]
             self.drop(client, f"its statistics are {form}, not {self.form} as client {first}'s")
             return None
+        self.form = form
         self.replied.append(client)
         self.weights.append(weights)  # one number per client, checked when all are known
         self.loss += float(result.loss[0])
@@ -227,7 +227,7 @@ class Tally:
         self.dropped.append(ClientError(client, "fit", reason))
 
     def check(self, min_clients: int) -> None:
-        """Raise if too few clients gave a valid result, or if their weights make no sense."""
+        """Raise if too few clients gave a valid result, or if their weights are invalid."""
         if len(self.replied) < min_clients:
             reasons = "; ".join(str(failure) for failure in self.dropped[:3])
             raise RoundError(
@@ -244,22 +244,8 @@ class Tally:
             tuple(self.replied),
             tuple(self.dropped),
             self.bytes_up,
-            len(self.clients) * _bytes_down(self.broadcast),
+            len(self.clients) * sum(tensor.nbytes for tensor in self.broadcast.pack().values()),
             self.client_seconds,
             seconds - self.client_seconds,
             report,
         )
-
-
-def _bytes_down(broadcast: Broadcast) -> int:
-    """Return the bytes sent to one client: start, prior where it differs, hyperparameters.
-
-    Values are compared, not objects: a broadcast read from a checkpoint shares no memory.
-    """
-    start, prior = broadcast.start.pack(), broadcast.prior.pack()
-    tensors: Iterable[Tensor] = (
-        *start.values(),
-        *(tensor for name, tensor in prior.items() if not tensor.equal(start[name])),
-        *broadcast.hyper.values(),
-    )
-    return sum(tensor.nbytes for tensor in tensors)

@@ -27,7 +27,7 @@ class Weighting(Component, abc.ABC):
 
     kind: ClassVar[str] = "weighting"
     families: ClassVar[tuple[str, ...]] = ()  # posterior families it can weigh; empty: any
-    local: ClassVar[bool] = True  # a client's own result and the broadcast suffice to weigh it
+    local: ClassVar[bool] = True  # weighs a client by its own result and the broadcast alone
 
     @abc.abstractmethod
     def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
@@ -41,8 +41,8 @@ class Weighting(Component, abc.ABC):
     ) -> Iterator[tuple[LocalResult, Tensor]]:
         """Yield every client's result with its weight ``[1]``.
 
-        A weighting that is not `local` waits for all results. Raises `OptionError` if they are
-        given weights that make no sense.
+        A weighting that is not `local` waits for all results. Raises `OptionError` if its weights
+        are invalid.
         """
         if self.local:
             for result in results:

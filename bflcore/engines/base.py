@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from bflcore.messages import Broadcast, Evaluation, LocalResult
     from bflcore.problem.base import Problem
 
+    FitReply = LocalResult | ClientError
+    EvaluationReply = Evaluation | ClientError
+
 __all__ = ["Engine", "Session", "Wrapped"]
 
 
@@ -49,9 +52,7 @@ class Session(abc.ABC):
         """Restore `memories` from a checkpoint; called before the first round."""
 
     @abc.abstractmethod
-    def fit(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[LocalResult | ClientError]:
+    def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Run `LocalInference.fit`; yield a client's failure as an error instead of raising it."""
 
     @abc.abstractmethod
@@ -59,9 +60,7 @@ class Session(abc.ABC):
         """Store the memories of clients whose result was accepted."""
 
     @abc.abstractmethod
-    def evaluate(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[Evaluation | ClientError]:
+    def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Personalise, predict every client's test samples, and sum their metrics."""
 
 
@@ -80,9 +79,7 @@ class Wrapped(Session):
         """Hand memories to the session."""
         self.session.restore(memories)
 
-    def fit(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[LocalResult | ClientError]:
+    def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit as the session does."""
         yield from self.session.fit(broadcast, clients)
 
@@ -90,8 +87,6 @@ class Wrapped(Session):
         """Hand the result to the session."""
         self.session.store(result)
 
-    def evaluate(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[Evaluation | ClientError]:
+    def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate as the session does."""
         yield from self.session.evaluate(broadcast, clients)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import torch
@@ -16,6 +16,7 @@ from bflcore.messages import Evaluation
 from bflcore.problem import metrics
 
 if TYPE_CHECKING:
+    from bflcore.engines.base import EvaluationReply, FitReply
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.problem.base import Problem
@@ -26,7 +27,6 @@ __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 Memory = Mapping[str, Tensor]
 Stage = Literal["fit", "evaluate"]
 Sums = dict[str, Tensor]
-Reply = TypeVar("Reply")
 
 BLOCK = 2048  # test samples predicted at a time; bounds memory, does not change results
 
@@ -50,15 +50,13 @@ class ClientWorker:
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
-    ) -> list[LocalResult | ClientError]:
+    ) -> list[FitReply]:
         """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
-        if len(clients) == 1:
-            return _blame(
-                lambda: [self._fit_together(broadcast, clients, memories)], clients[0], "fit"
-            )
         try:
             return [self._fit_together(broadcast, clients, memories)]
-        except Exception:  # any fault of a plugin: find out below whose it is
+        except Exception as error:
+            if len(clients) == 1:
+                return [_blame(clients[0], "fit", error)]
             return [
                 reply
                 for client, memory in zip(clients, memories, strict=True)
@@ -67,15 +65,15 @@ class ClientWorker:
 
     def evaluate(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
-    ) -> list[Evaluation | ClientError]:
+    ) -> list[EvaluationReply]:
         """Evaluate clients one by one on their own test samples."""
-        return [
-            reply
-            for client, memory in zip(clients, memories, strict=True)
-            for reply in _blame(
-                partial(self._evaluate_one, broadcast, client, memory), client, "evaluate"
-            )
-        ]
+        replies: list[EvaluationReply] = []
+        for client, memory in zip(clients, memories, strict=True):
+            try:
+                replies += self._evaluate_one(broadcast, client, memory)
+            except Exception as error:
+                replies.append(_blame(client, "evaluate", error))
+        return replies
 
     def _fit_together(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
@@ -90,9 +88,7 @@ class ClientWorker:
         back = sorted(range(len(chosen)), key=lambda row: chosen[row])
         return result if back == list(range(len(back))) else result.select(back)
 
-    def _evaluate_one(
-        self, broadcast: Broadcast, client: int, memory: Memory
-    ) -> list[Evaluation | ClientError]:
+    def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluation; nothing for a client without test samples."""
         problem, inference = self.problem, self.inference
         cohort = problem.cohort([client], stack([memory]), broadcast.round)
@@ -104,29 +100,28 @@ class ClientWorker:
         curves = self._curves(broadcast, cohort)
         if problem.layout.personal_total:  # the server's model is not complete
             return [Evaluation(client, personal, None, curves)]
-        initial = inference.initial_memory(problem)
+        initial = stack([inference.initial_memory(problem)])
         shared = personal
-        if not _equal(own, initial):
-            shared = self._sums(broadcast, attrs.evolve(cohort, memory=stack([initial])))
+        if own.keys() != initial.keys() or any(not own[n].equal(initial[n]) for n in own):
+            shared = self._sums(broadcast, attrs.evolve(cohort, memory=initial))
         return [Evaluation(client, personal, shared, curves)]
 
+    @torch.no_grad()
     def _sums(self, broadcast: Broadcast, cohort: Cohort) -> Sums:
-        total = Sums()
         # Every block draws from the same streams: one set of parameter draws for all samples.
-        for x, y in self._blocks(cohort):
-            with torch.no_grad():
-                predictive = self.inference.predict(self.problem, broadcast, cohort, x[None])
-            sums = _measure(predictive, y, self.bins)
-            total = metrics.add(total, sums) if total else sums
-        return total
+        blocks = [
+            _measure(self.inference.predict(self.problem, broadcast, cohort, x[None]), y, self.bins)
+            for x, y in self._blocks(cohort)
+        ]
+        return reduce(metrics.add, blocks) if blocks else {}
 
+    @torch.no_grad()
     def _curves(self, broadcast: Broadcast, cohort: Cohort) -> dict[str, dict[float, Sums]]:
         total: dict[str, dict[float, Sums]] = {}
         if not isinstance(self.inference, Explorable):
             return total
         for x, y in self._blocks(cohort):
-            with torch.no_grad():
-                found = self.inference.curves(self.problem, broadcast, cohort, x[None])
+            found = self.inference.curves(self.problem, broadcast, cohort, x[None])
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
                 for value, predictive in predictions.items():
@@ -135,16 +130,9 @@ class ClientWorker:
         return total
 
     def _blocks(self, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
-        (client,) = cohort.clients
-        x, y = self.problem.test.of(client)
+        x, y = self.problem.test.of(*cohort.clients)
         if len(y):  # splitting an empty tensor would give one empty block, which has no metrics
             yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
-
-
-def _equal(memory: Memory, initial: Memory) -> bool:
-    return memory.keys() == initial.keys() and all(
-        torch.equal(memory[name][0], initial[name]) for name in initial
-    )
 
 
 def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
@@ -156,15 +144,10 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blame(
-    work: Callable[[], list[Reply | ClientError]], client: int, stage: Stage
-) -> list[Reply | ClientError]:
-    """Do one client's work; whatever it raises becomes the client's error."""
-    try:
-        return work()
-    except ClientError as error:
-        return [error]
-    except BflError as error:
-        return [ClientError(client, stage, str(error))]
-    except Exception as error:  # a plugin may raise anything; the round goes on without the client
-        return [ClientError(client, stage, f"{type(error).__name__}: {error}".split("\n", 1)[0])]
+def _blame(client: int, stage: Stage, error: Exception) -> ClientError:
+    """Return the client's error for whatever its work raised: the round goes on without it."""
+    if isinstance(error, ClientError):
+        return error
+    if isinstance(error, BflError):
+        return ClientError(client, stage, str(error))
+    return ClientError(client, stage, f"{type(error).__name__}: {error}".split("\n", 1)[0])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from bflcore.engines.base import FitReply
     from bflcore.messages import Broadcast, LocalResult
 
 __all__ = ["GARBAGE", "Unreliable", "simulate_faults"]
@@ -27,16 +28,13 @@ __all__ = ["GARBAGE", "Unreliable", "simulate_faults"]
 HUGE = 1e30
 
 
-def _negative_variance(name: str, tensor: Tensor) -> Tensor:
-    return -1 - tensor.abs() if name.endswith("variance") else tensor
-
-
-# What a corrupted client does to each tensor of its posterior.
+# What a corrupted client does to each tensor of its posterior. The last is for families that have
+# a variance.
 GARBAGE: dict[str, Callable[[str, Tensor], Tensor]] = {
     "not a number": lambda _, tensor: tensor * float("nan"),
     "wrong shape": lambda _, tensor: tensor.repeat_interleave(2, dim=-1),
     "huge": lambda _, tensor: tensor.sign() * HUGE + HUGE,
-    "negative variance": _negative_variance,  # last: only families with a variance have it
+    "negative variance": lambda name, t: -1 - t.abs() if name.endswith("variance") else t,
 }
 
 
@@ -53,19 +51,17 @@ class Unreliable(Wrapped):
     drop_out: float
     corrupt: float
 
-    def fit(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[LocalResult | ClientError]:
+    def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit the clients that did not drop out; corrupt the results of some."""
         lost = [c for c in clients if self._draw(broadcast, c, "drop-out").random() < self.drop_out]
         errors = (ClientError(client, "fit", "it dropped out (--drop-out)") for client in lost)
         others = [client for client in clients if client not in lost]
         replies = self._replies(broadcast, others) if others else iter(())
-        yield from heapq.merge(errors, replies, key=_client)
+        yield from heapq.merge(
+            errors, replies, key=lambda r: r.client if isinstance(r, ClientError) else r.clients[0]
+        )
 
-    def _replies(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[LocalResult | ClientError]:
+    def _replies(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         for reply in self.session.fit(broadcast, clients):
             if isinstance(reply, ClientError):
                 yield reply
@@ -87,7 +83,3 @@ def _corrupt(result: LocalResult, draw: np.random.Generator) -> LocalResult:
     corrupt = kinds[int(draw.integers(len(kinds)))]
     posterior = result.posterior.unpack({name: corrupt(name, t) for name, t in packed.items()})
     return attrs.evolve(result, posterior=posterior)
-
-
-def _client(reply: LocalResult | ClientError) -> int:
-    return reply.client if isinstance(reply, ClientError) else reply.clients[0]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from bflcore.engines.base import Engine, Session
-from bflcore.messages import Evaluation
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
-    from bflcore.engines.client import ClientWorker, Memory
-    from bflcore.engines.pool import Pool, Task
-    from bflcore.errors import ClientError
+    from bflcore.engines.base import EvaluationReply, FitReply
+    from bflcore.engines.client import ClientWorker, Memory, Stage
+    from bflcore.engines.memories import Memories
+    from bflcore.engines.pool import Pool
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, LocalResult
     from bflcore.problem.base import Problem
@@ -51,6 +53,7 @@ class Local(Engine):
     ) -> Iterator[LocalSession]:
         """Start the workers and stop them at the end."""
         from bflcore.engines.client import ClientWorker
+        from bflcore.engines.memories import Memories
         from bflcore.engines.pool import open_pool, single_threaded
 
         on_cpu = problem.device.type == "cpu"
@@ -61,58 +64,46 @@ class Local(Engine):
         # One thread per process, this one too: results must not depend on the number of workers,
         # and a server whose threads wait for the workers' cores spins instead of working.
         with single_threaded(), open_pool(worker, count, self.client_timeout) as pool:
-            yield LocalSession(worker, pool, chunk, self.memory_limit * 2**20)
+            yield LocalSession(worker, pool, chunk, Memories(self.memory_limit * 2**20))
 
 
+@attrs.frozen(eq=False)
 class LocalSession(Session):
     """Clients on this machine; their memories stay in this process, or on its disk."""
 
-    def __init__(self, worker: ClientWorker, pool: Pool, chunk: int, limit: float) -> None:
-        from bflcore.engines.memories import Memories
-
-        self._worker = worker
-        self._pool = pool
-        self._chunk = chunk
-        self._memories = Memories(limit)
-
-    @property
-    def memories(self) -> Mapping[int, Memory]:
-        """Every memory, by client."""
-        return self._memories
+    worker: ClientWorker
+    pool: Pool
+    chunk: int
+    memories: Memories
 
     def restore(self, memories: Mapping[int, Memory]) -> None:
         """Store memories of an earlier session."""
-        self._memories.update(memories)
+        self.memories.update(memories)
 
-    def fit(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[LocalResult | ClientError]:
+    def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit in chunks; see `Session.fit`."""
-        chunks = [clients[i : i + self._chunk] for i in range(0, len(clients), self._chunk)]
-        for reply in self._pool.run("fit", broadcast, self._tasks(chunks)):
-            yield from reply
+        return self._run("fit", broadcast, clients, self.chunk)
 
     def store(self, result: LocalResult) -> None:
         """Store memories."""
         for row, client in enumerate(result.clients):
-            self._memories[client] = {name: t[row] for name, t in result.memory.items()}
+            self.memories[client] = {name: t[row] for name, t in result.memory.items()}
 
-    def evaluate(
-        self, broadcast: Broadcast, clients: Sequence[int]
-    ) -> Iterator[Evaluation | ClientError]:
+    def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate one client per task; see `Session.evaluate`."""
-        tasks = self._tasks([[client] for client in clients])
-        for reply in self._pool.run("evaluate", broadcast, tasks):
-            yield from reply
+        return self._run("evaluate", broadcast, clients, 1)
 
-    def _tasks(self, chunks: Sequence[Sequence[int]]) -> list[Task]:
-        """Give each chunk of clients its memories; a client without one gets the initial memory."""
+    def _run(
+        self, stage: Stage, broadcast: Broadcast, clients: Sequence[int], chunk: int
+    ) -> Iterator[Any]:
+        """Run `chunk` clients per task; a client without a memory gets the initial one."""
         from bflcore.engines.pool import Task
 
-        known = self._memories
-        new = any(client not in known for chunk in chunks for client in chunk)
-        initial = self._worker.inference.initial_memory(self._worker.problem) if new else {}
-        return [Task(chunk, [known.get(client, initial) for client in chunk]) for chunk in chunks]
+        initial = self.worker.inference.initial_memory(self.worker.problem)
+        chunks = [clients[i : i + chunk] for i in range(0, len(clients), chunk)]
+        tasks = [Task(some, [self.memories.get(c, initial) for c in some]) for some in chunks]
+        for reply in self.pool.run(stage, broadcast, tasks):
+            yield from reply
 
 
 def _cores() -> int:

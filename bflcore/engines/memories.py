@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections import deque
-from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping
+from collections import UserDict, deque
+from collections.abc import ItemsView, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -25,42 +25,26 @@ __all__ = ["Memories", "Stored"]
 Memory = Mapping[str, "Tensor"]
 
 
-class Memories(MutableMapping[int, Memory]):
+class Memories(UserDict[int, Memory]):
     """Memories by client, of which at most `limit` bytes stay in this process.
 
     A memory is the same object at every access until it is replaced, however often its tensors
-    move to a file and back.
+    move to a file and back; they are read when they are used.
     """
 
     def __init__(self, limit: float) -> None:
+        super().__init__()
         self._store = _Store(limit)
-        self._stored: dict[int, Stored] = {}
 
     @property
     def folder(self) -> Path:
         """Where the files are; removed when no memory is held any more."""
         return self._store.folder
 
-    def __getitem__(self, client: int) -> Memory:
-        """Return a client's memory; it is read when its tensors are used."""
-        return self._stored[client]
-
     def __setitem__(self, client: int, memory: Memory) -> None:
         """Store a memory in place of the client's last one."""
-        if memory is not self._stored.get(client):
-            self._stored[client] = self._store.put(memory)
-
-    def __delitem__(self, client: int) -> None:
-        """Forget a memory."""
-        del self._stored[client]
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the clients."""
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        """Count the clients that have a memory."""
-        return len(self._stored)
+        if memory is not self.data.get(client):
+            self.data[client] = self._store.put(memory)
 
 
 @attrs.frozen(eq=False, weakref_slot=True)
@@ -78,7 +62,7 @@ class Stored(Mapping[str, "Tensor"]):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor."""
-        return self._store.get(self._key)[name].to(self._devices[name])
+        return dict(self.items())[name]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -88,7 +72,7 @@ class Stored(Mapping[str, "Tensor"]):
         """Count the tensors."""
         return len(self._devices)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Reach another process as plain tensors."""
         return dict, (dict(self.items()),)
 
@@ -99,8 +83,10 @@ class _Store:
     def __init__(self, limit: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bfl-memories-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        files = zict.Func(_to_bytes, _from_bytes, zict.File(self.folder))
-        self._buffer: zict.Buffer[str, Memory] = zict.Buffer({}, files, limit, weight=_size)
+        files = zict.Func(_to_bytes, lambda read: load(bytes(read)), zict.File(self.folder))
+        self._buffer: zict.Buffer[str, dict[str, Tensor]] = zict.Buffer(
+            {}, files, limit, weight=_size
+        )
         self._lock = Lock()  # zict releases its own locks while it reads a file
         self._keys = count()
         # A finaliser may run at any moment, also during an access: it only notes the key.
@@ -129,11 +115,6 @@ class _Store:
 
 def _to_bytes(memory: Memory) -> bytes:
     return save({name: tensor.contiguous().clone() for name, tensor in memory.items()})
-
-
-def _from_bytes(written: bytes) -> Memory:
-    tensors: Memory = load(bytes(written))
-    return tensors
 
 
 def _size(_: str, memory: Memory) -> int:

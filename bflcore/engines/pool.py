@@ -3,31 +3,31 @@
 A process is started once per run, receives the problem once (its tensors in shared memory), and
 then one short message per task. What belongs to a client travels as bytes: a tensor in shared
 memory costs each side an open file, of which a process may have few, and there may be many
-clients. A process that dies, or takes too long, costs the round its current clients only.
+clients. When a process dies or takes too long, the round loses only the clients it was working on.
 """
 
 from __future__ import annotations
 
-import abc
 import io
 import math
 import pickle
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import multiprocessing
 
 from bflcore.errors import ClientError
+from bflcore.messages import Broadcast
 
 if TYPE_CHECKING:
     from bflcore.engines.client import ClientWorker, Memory, Stage
-    from bflcore.messages import Broadcast
 
 __all__ = ["InProcessPool", "Pool", "ProcessPool", "Task", "open_pool", "single_threaded"]
 
@@ -44,38 +44,13 @@ class Task:
     memories: Sequence[Memory]
 
     def run(self, worker: ClientWorker, stage: Stage, broadcast: Broadcast) -> Reply:
-        """Have the worker do it."""
-        work: Any = worker.fit if stage == "fit" else worker.evaluate
-        reply: Reply = work(broadcast, self.clients, self.memories)
+        """Run the stage with the worker."""
+        reply: Reply = getattr(worker, stage)(broadcast, self.clients, self.memories)
         return reply
 
 
-class Pool(abc.ABC):
-    """Runs tasks; replies come back in the order of the tasks."""
-
-    @abc.abstractmethod
-    def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
-        """Run `stage` for every task."""
-
-
-@contextmanager
-def open_pool(worker: ClientWorker, processes: int, timeout: float = 0) -> Iterator[Pool]:
-    """Yield a pool; this process alone if `processes` is 1 and there is no time limit.
-
-    `timeout` is the time that a client may take, in seconds (0 = no limit).
-    """
-    if processes == 1 and not timeout:
-        yield InProcessPool(worker)
-        return
-    pool = ProcessPool(worker, processes, timeout)
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
 @attrs.frozen(eq=False)
-class InProcessPool(Pool):
+class InProcessPool:
     """Runs tasks in this process, one after the other."""
 
     worker: ClientWorker
@@ -88,14 +63,14 @@ class InProcessPool(Pool):
 
 @attrs.frozen
 class Assignment:
-    """The task that a process works on, by number, and when its time is over."""
+    """The task that a process works on (both by number), and its deadline."""
 
     process: int
     task: int
     deadline: float = math.inf
 
 
-class ProcessPool(Pool):
+class ProcessPool:
     """Worker processes, each taking the next task as it becomes free."""
 
     def __init__(self, worker: ClientWorker, processes: int, timeout: float) -> None:
@@ -107,28 +82,29 @@ class ProcessPool(Pool):
         self._processes = [self._start() for _ in range(processes)]
 
     def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
-        """Hand out tasks; yield replies in order, early ones held back until their turn."""
+        """Run `stage` for every task; replies come in order, early ones wait for their turn."""
         shared = _in_shared_memory(broadcast)
-        waiting = list(enumerate(tasks))[::-1]
+        waiting = deque(enumerate(tasks))
+        idle = list(range(len(self._processes)))
         busy: dict[Connection, Assignment] = {}
         done: dict[int, Reply] = {}
-        due = 0
-        idle = list(range(len(self._processes)))
-        while due < len(tasks):
-            while idle and waiting:
-                process, (number, task) = idle.pop(0), waiting.pop()
-                busy[self._send(process, (stage, shared), task)] = Assignment(process, number)
-            for connection in self._ready(busy):
-                assignment = busy.pop(connection)
-                reply = self._receive(assignment, stage, tasks[assignment.task])
-                if reply is None:  # it has started: from now on its time counts
-                    busy[connection] = self._with_deadline(assignment, tasks[assignment.task])
-                    continue
-                done[assignment.task] = reply
-                idle.append(assignment.process)
-            while due in done:
-                yield done.pop(due)
-                due += 1
+        for due in range(len(tasks)):
+            while due not in done:
+                while idle and waiting:
+                    process, (number, task) = idle.pop(0), waiting.popleft()
+                    busy[self._send(process, (stage, shared), task)] = Assignment(process, number)
+                for connection in _ready(busy):
+                    assignment = busy.pop(connection)
+                    task = tasks[assignment.task]
+                    reply = self._receive(assignment.process, stage, task)
+                    if reply is None:  # it has started: from now on its time counts
+                        seconds = self._timeout * len(task.clients) or math.inf
+                        deadline = time.monotonic() + seconds
+                        busy[connection] = attrs.evolve(assignment, deadline=deadline)
+                    else:
+                        done[assignment.task] = reply
+                        idle.append(assignment.process)
+            yield done.pop(due)
 
     def close(self) -> None:
         """Stop every process."""
@@ -140,20 +116,6 @@ class ProcessPool(Pool):
                 process.kill()
                 process.join()
 
-    def _ready(self, busy: Mapping[Connection, Assignment]) -> list[Connection]:
-        """Wait for processes that sent something, or whose time is over."""
-        deadline = min(assignment.deadline for assignment in busy.values())
-        seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        ready = cast("list[Connection]", wait(list(busy), seconds))
-        late = [c for c, assignment in busy.items() if assignment.deadline <= time.monotonic()]
-        return [*ready, *(connection for connection in late if connection not in ready)]
-
-    def _with_deadline(self, assignment: Assignment, task: Task) -> Assignment:
-        if not self._timeout:
-            return assignment
-        seconds = self._timeout * len(task.clients)
-        return attrs.evolve(assignment, deadline=time.monotonic() + seconds)
-
     def _start(self) -> tuple[Any, Connection]:
         here, there = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(there, self._worker), daemon=True)
@@ -161,21 +123,18 @@ class ProcessPool(Pool):
         there.close()
         return process, here
 
-    def _send(self, process: int, shared: object, task: Task) -> Connection:
-        def send(connection: Connection) -> Connection:
+    def _send(self, number: int, shared: object, task: Task) -> Connection:
+        if not self._processes[number][0].is_alive():  # it died while idle
+            self._processes[number] = self._start()
+        connection = self._processes[number][1]
+        with suppress(OSError):  # it died while receiving: `_receive` reports it
             connection.send(shared)
             connection.send_bytes(_pack(task))
-            return connection
+        return connection
 
-        try:
-            return send(self._processes[process][1])
-        except OSError:  # it died while idle
-            self._processes[process] = self._start()
-            return send(self._processes[process][1])
-
-    def _receive(self, assignment: Assignment, stage: Stage, task: Task) -> Reply | None:
+    def _receive(self, number: int, stage: Stage, task: Task) -> Reply | None:
         """Return the reply of a process that is ready or late; None if it has just started."""
-        process, connection = self._processes[assignment.process]
+        process, connection = self._processes[number]
         try:
             if connection.poll():
                 message = connection.recv_bytes()
@@ -187,8 +146,24 @@ class ProcessPool(Pool):
             process.join(timeout=5)
             reason = f"its worker process died (exit code {process.exitcode})"
         connection.close()
-        self._processes[assignment.process] = self._start()
+        self._processes[number] = self._start()
         return [ClientError(client, stage, reason) for client in task.clients]
+
+
+Pool = InProcessPool | ProcessPool  # runs tasks; replies come back in the order of the tasks
+
+
+@contextmanager
+def open_pool(worker: ClientWorker, processes: int, timeout: float = 0) -> Iterator[Pool]:
+    """Yield a pool; this process alone if `processes` is 1 and there is no time limit.
+
+    `timeout` is the time that a client may take, in seconds (0 = no limit).
+    """
+    if processes == 1 and not timeout:
+        yield InProcessPool(worker)
+        return
+    with closing(ProcessPool(worker, processes, timeout)) as pool:
+        yield pool
 
 
 @contextmanager
@@ -200,6 +175,14 @@ def single_threaded() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _ready(busy: Mapping[Connection, Assignment]) -> list[Connection]:
+    """Wait for processes that sent something, or whose time is over."""
+    deadline = min(assignment.deadline for assignment in busy.values())
+    seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+    ready, now = wait(list(busy), seconds), time.monotonic()
+    return [c for c, assignment in busy.items() if c in ready or assignment.deadline <= now]
 
 
 def _serve(connection: Connection, worker: ClientWorker) -> None:
@@ -220,7 +203,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: object) -> Any:
         if type(thing) is not torch.Tensor or thing.device.type != "cpu":
             return NotImplemented
-        if thing.requires_grad or thing.dtype == torch.bfloat16:
+        if thing.requires_grad or thing.dtype == torch.bfloat16:  # numpy has neither
             return NotImplemented
         return torch.from_numpy, (thing.numpy(),)
 
@@ -239,7 +222,5 @@ def _in_shared_memory(broadcast: Broadcast) -> Broadcast:
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.is_shared() else tensor.clone().share_memory_()
 
-    hyper: Mapping[str, torch.Tensor] = {n: move(t) for n, t in broadcast.hyper.items()}
-    start = broadcast.start.map(move)
-    prior = start if broadcast.prior is broadcast.start else broadcast.prior.map(move)
-    return attrs.evolve(broadcast, start=start, prior=prior, hyper=hyper)
+    tensors = {name: move(tensor) for name, tensor in broadcast.pack().items()}
+    return Broadcast.unpack(broadcast.round, tensors, type(broadcast.start))

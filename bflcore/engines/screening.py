@@ -1,13 +1,13 @@
 """The screen: what a client's result must be before it may touch the server.
 
-It keeps out what would break the server or turn its posterior into garbage. It does not defend
+It refuses results that would break the server or corrupt its posterior. It does not defend
 against a client that lies within these bounds; robust aggregators do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bflcore.errors import ClientError
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from bflcore.messages import Broadcast, Evaluation, LocalResult
+    from bflcore.engines.base import EvaluationReply, FitReply
+    from bflcore.messages import Broadcast, LocalResult
 else:
     torch = lazy("torch")
 
@@ -28,15 +29,13 @@ __all__ = ["LARGEST", "screen", "screen_evaluations"]
 LARGEST = 1e15
 
 
-def screen(
-    reply: LocalResult | ClientError, broadcast: Broadcast
-) -> Iterator[LocalResult | ClientError]:
-    """Yield each client's result alone, or the error that keeps it out of the round."""
+def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
+    """Yield each client's result ``[1, ...]`` alone, or the error that keeps it out."""
     if isinstance(reply, ClientError):
         yield reply
         return
     try:
-        malformed = _check_shapes(reply, broadcast) or _check_counts(reply)
+        malformed = _check_form(reply, broadcast) or _check_counts(reply)
     except Exception as error:  # noqa: BLE001 - a client may send anything
         malformed = f"malformed result ({type(error).__name__}: {error})"
     for row, client in enumerate(reply.clients):
@@ -51,28 +50,27 @@ def screen(
         yield ClientError(client, "fit", reason) if reason else result
 
 
-def screen_evaluations(
-    replies: Sequence[Evaluation | ClientError],
-) -> list[Evaluation | ClientError]:
+def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationReply]:
     """Return the replies; those that cannot be added to most of the others become errors.
 
-    Metrics that are not finite are let through: a model that diverged has such.
+    Metrics that are not finite pass: a model that diverged has such metrics.
     """
-    forms = [None if isinstance(reply, ClientError) else _form(reply) for reply in replies]
-    counted = Counter(form for form in forms if form)
-    usual = counted.most_common(1)[0][0] if counted else ""
+    forms = [_form(reply) for reply in replies]
+    usual = Counter(form for form in forms if form).most_common(1)
     return [
-        ClientError(reply.client, "evaluate", "its sums do not have the form of the others'")
-        if form is not None and (not form or form != usual)
-        else reply
+        reply
+        if isinstance(reply, ClientError) or (form and form == usual[0][0])
+        else ClientError(reply.client, "evaluate", "its sums do not have the form of the others'")
         for reply, form in zip(replies, forms, strict=True)
     ]
 
 
-def _form(reply: Evaluation) -> str:
+def _form(reply: EvaluationReply) -> str:
     """Return names, shapes and types of an evaluation's sums as text; "" if it is malformed."""
+    if isinstance(reply, ClientError):
+        return ""
     try:
-        groups = [reply.personal, *([reply.shared] if reply.shared is not None else [])]
+        groups = [reply.personal] if reply.shared is None else [reply.personal, reply.shared]
         groups += [sums for points in reply.curves.values() for sums in points.values()]
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""
@@ -83,25 +81,22 @@ def _form(reply: Evaluation) -> str:
     return f"{sums}, {axes}"
 
 
-def _check_shapes(reply: LocalResult, broadcast: Broadcast) -> str | None:
-    """Return which tensor is not one, or has the wrong family, dtype or shape; None if all fit."""
-    start = broadcast.start
+def _check_form(reply: LocalResult, broadcast: Broadcast) -> str | None:
+    """Return which tensor has the wrong type, family, dtype or shape; None if all fit."""
+    start, clients = broadcast.start, len(reply.clients)
     if type(reply.posterior) is not type(start):
         return f"posterior is {type(reply.posterior).__name__}, not {type(start).__name__}"
-    posterior, wanted = reply.posterior.pack(), start.pack()
-    clients = len(reply.clients)
-    for name, tensor in _tensors(reply, posterior).items():
+    for name, tensor in _tensors(reply).items():
         if not isinstance(tensor, torch.Tensor):
             return f"{name}: expected a tensor, got {type(tensor).__name__}"
         rows = len(tensor) if tensor.ndim else "no"
         if rows != clients:
             return f"{name} has {rows} rows for {clients} clients"
-    for name, tensor in posterior.items():
-        if tensor.shape[1:] != wanted[name].shape or tensor.dtype != wanted[name].dtype:
-            return (
-                f"{name} is {tensor.dtype} {list(tensor.shape[1:])}, "
-                f"not {wanted[name].dtype} {list(wanted[name].shape)}"
-            )
+    wanted = start.pack()
+    for name, tensor in reply.posterior.pack().items():
+        found, due = (tensor.dtype, list(tensor.shape[1:])), wanted[name]
+        if found != (due.dtype, list(due.shape)):
+            return f"{name} is {found[0]} {found[1]}, not {due.dtype} {list(due.shape)}"
     return None
 
 
@@ -117,28 +112,25 @@ def _check_counts(reply: LocalResult) -> str | None:
     return None
 
 
-def _tensors(reply: LocalResult, posterior: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        "examples": reply.examples,
-        "loss": reply.loss,
-        **posterior,
-        **{f"statistic {name}": tensor for name, tensor in reply.statistics.items()},
-        **{f"memory {name}": tensor for name, tensor in reply.memory.items()},
-    }
-
-
 def _check_values(result: LocalResult) -> str | None:
-    """Return which value of one client's well-shaped result is not allowed; None if all are."""
+    """Return which value of one client's well-formed result is not allowed; None if all are."""
     examples, loss = int(result.examples[0]), float(result.loss[0])
     if not 0 < examples <= LARGEST:
         return f"examples is {examples}; a client that trained has at least one"
     if not abs(loss) <= LARGEST:
         return f"loss is {loss:g}"
-    fields = result.posterior.pack()
-    for name, tensor in _tensors(result, fields).items():
-        if tensor.dtype == torch.bool:
-            continue
-        if not bool((tensor.abs() <= LARGEST).all()):
+    for name, tensor in _tensors(result).items():
+        if tensor.dtype != torch.bool and not bool((tensor.abs() <= LARGEST).all()):
             finite = bool(tensor.isfinite().all())
             return f"{name} is " + (f"larger than {LARGEST:g}" if finite else "not finite")
     return result.posterior[0].invalid()
+
+
+def _tensors(reply: LocalResult) -> dict[str, Tensor]:
+    return {
+        "examples": reply.examples,
+        "loss": reply.loss,
+        **reply.posterior.pack(),
+        **{f"statistic {name}": tensor for name, tensor in reply.statistics.items()},
+        **{f"memory {name}": tensor for name, tensor in reply.memory.items()},
+    }

@@ -4,7 +4,7 @@ A checkpoint is ``checkpoint/000012.safetensors``: the server's tensors, and in 
 a JSON text with the counters and, for every client, the file that holds its memory. Memories that
 changed since the last checkpoint are in ``000012.clients.safetensors``; the others stay in the
 files of earlier rounds. Each file is written aside, synced and renamed, the checkpoint itself last,
-so that whatever ends a run leaves the old checkpoint or the new one.
+so that the old checkpoint or the new one is complete, however the run ends.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
+from safetensors import SafetensorError, safe_open
 
 from bflcore.errors import RunError
 from bflcore.files import replace_file, sync
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.posteriors import Posterior
+
+    _Device = torch.device | str
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -62,12 +64,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._wait()
         finally:
@@ -97,9 +94,8 @@ class Checkpoints:
             changed = dict(memories)
         self._latest = dict(memories)
         self._files |= dict.fromkeys(changed, broadcast.round)
-        live = set(self._files.values())
-        stored = self._sizes | ({broadcast.round: len(changed)} if changed else {})
-        self._sizes = {number: size for number, size in stored.items() if number in live}
+        live, sizes = set(self._files.values()), self._sizes | {broadcast.round: len(changed)}
+        self._sizes = {number: size for number, size in sizes.items() if number in live}
         header = {
             "format": FORMAT,
             "round": broadcast.round,
@@ -110,9 +106,7 @@ class Checkpoints:
         }
         self._writing = self._writer.submit(self._commit, broadcast, changed, header, after)
 
-    def read(
-        self, family: type[Posterior], device: torch.device | str = "cpu"
-    ) -> Checkpoint | None:
+    def read(self, family: type[Posterior], device: _Device = "cpu") -> Checkpoint | None:
         """Return the newest checkpoint, or None if there is none yet.
 
         `write` then knows which memories the files hold. Raises `RunError` for a file that is
@@ -121,46 +115,30 @@ class Checkpoints:
         if self.reached is None:
             return None
         newest = self.folder / _file_of(self.reached)
-        header, tensors = self._load(newest, device)
         try:
-            checkpoint = self._rebuild(header, tensors, family, device)
+            return self._rebuild(newest, family, device)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{newest} is not a checkpoint of this run ({type(error).__name__}: {error}); "
                 "start the run again"
             ) from None
-        self._latest = dict(checkpoint.memories)
-        return checkpoint
 
-    def _rebuild(
-        self,
-        header: dict[str, Any],
-        tensors: dict[str, Tensor],
-        family: type[Posterior],
-        device: torch.device | str,
-    ) -> Checkpoint:
+    def _rebuild(self, path: Path, family: type[Posterior], device: _Device) -> Checkpoint:
+        header, tensors = self._load(path, device)
         if header["format"] != FORMAT:
             raise ValueError(f"expected format {FORMAT}, got {header['format']}")
         self._files = {int(client): int(number) for client, number in header["memories"].items()}
         self._sizes = {int(number): int(size) for number, size in header["stored"].items()}
-        files = {
-            number: self._load(self.folder / _memories_of(number), device)[1]
-            for number in set(self._files.values())
-        }
-        memories: dict[int, Memory] = {
-            client: within(files[number], f"{client}.") for client, number in self._files.items()
-        }
-        for client, memory in memories.items():
+        numbers = set(self._files.values())
+        files = {n: self._load(self.folder / _memories_of(n), device)[1] for n in numbers}
+        self._latest = {c: within(files[n], f"{c}.") for c, n in self._files.items()}
+        for client, memory in self._latest.items():
             if sorted(memory) != header["names"][str(client)]:
                 raise ValueError(f"the memory of client {client} is incomplete")
         broadcast = Broadcast.unpack(int(header["round"]), tensors, family)
-        return Checkpoint(broadcast, memories, dict(header["state"]))
+        return Checkpoint(broadcast, dict(self._latest), dict(header["state"]))
 
-    def _load(
-        self, path: Path, device: torch.device | str
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        from safetensors import SafetensorError, safe_open
-
+    def _load(self, path: Path, device: _Device) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
             with safe_open(path, "pt") as file:
                 header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
@@ -197,19 +175,17 @@ class Checkpoints:
     def _save(self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
         from safetensors.torch import save_file
 
-        whole = {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
+        # Cloned, because safetensors refuses tensors that share memory.
+        whole = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
         with replace_file(self.folder / name) as aside:
-            save_file({key: tensor.contiguous() for key, tensor in whole.items()}, aside, metadata)
+            save_file(whole, aside, metadata)
 
     def _wait(self) -> None:
         """Wait for the last checkpoint. Raises `RunError` when it could not be written."""
         writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        from safetensors import SafetensorError
-
         try:
-            writing.result()
+            if writing:
+                writing.result()
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"{self.folder}: the checkpoint cannot be written ({error}); "

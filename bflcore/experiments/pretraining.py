@@ -2,7 +2,7 @@
 
 The run's own inference fits one pseudo client that holds a random fraction of all training
 samples. Its posterior over the shared parameters becomes both start and prior of the first round:
-it holds what the clients have in common, so a rule that counts common knowledge once
+it holds what the clients have in common, so an aggregator that counts common knowledge once
 (`subtracts-prior`) subtracts this posterior, and the KL term pulls towards it. Under ``--hyper
 fixed`` it remains the prior. Personal parameters keep their initial values, and nothing is sent.
 """

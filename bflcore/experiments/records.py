@@ -8,6 +8,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bflcore.errors import ClientError
+from bflcore.problem import metrics
 
 if TYPE_CHECKING:
     from bflcore.messages import Evaluation
@@ -21,8 +22,8 @@ Record = dict[str, Any]
 class Records:
     """Accumulates what a run reports, and formats it.
 
-    `seconds` are added to by whoever takes the time. `state` is what a checkpoint stores; `restore`
-    takes it back, with the lines of ``metrics.jsonl`` written until then.
+    Callers add the times that they measure to `seconds`. `state` is what a checkpoint stores;
+    `restore` takes it back, with the lines of ``metrics.jsonl`` written until then.
     """
 
     def __init__(self, method: str) -> None:
@@ -31,8 +32,7 @@ class Records:
         self.evaluation: Record = {}  # evaluation.json, of the latest evaluation
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
         self.bytes = {"up": 0, "down": 0}
-        self.dropped: list[Record] = []
-        self._unreported: list[Record] = []  # dropped since the last line of metrics.jsonl
+        self.dropped: list[Record] = []  # since the last line of metrics.jsonl
         self._started = time.perf_counter()
 
     def state(self) -> Record:
@@ -41,7 +41,7 @@ class Records:
             "evaluated": len(self.records),
             "seconds": dict(self.seconds),
             "bytes": dict(self.bytes),
-            "dropped": list(self._unreported),
+            "dropped": list(self.dropped),
             "total": time.perf_counter() - self._started,
         }
 
@@ -49,9 +49,7 @@ class Records:
         """Continue from `state` and the lines written until then."""
         self.records = list(records)
         self.seconds, self.bytes = dict(state["seconds"]), dict(state["bytes"])
-        self._unreported = list(state["dropped"])
-        reported = [entry for record in records for entry in record["dropped"]]
-        self.dropped = reported + self._unreported
+        self.dropped = list(state["dropped"])
         self._started = time.perf_counter() - state["total"]
 
     def add_round(self, number: int, done: Round) -> None:
@@ -74,8 +72,6 @@ class Records:
 
         `novel` are the clients held out of training.
         """
-        from bflcore.problem import metrics
-
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = _group(found, novel)
@@ -87,12 +83,11 @@ class Records:
         record |= {
             "seconds": _rounded(self.seconds),
             "bytes": dict(self.bytes),
-            "dropped": self._unreported,
+            "dropped": self.dropped,
         }
-        self._unreported = []
-        self.evaluation = {"round": number} | {
-            group: _detail(members) for group, members in groups.items()
-        }
+        self.dropped = []
+        self.evaluation = {"round": number}
+        self.evaluation |= {group: _detail(members) for group, members in groups.items()}
         if curves := _curves([e for e in found if e.client not in novel]):
             self.evaluation["curves"] = curves
         self.records.append(record)
@@ -114,16 +109,15 @@ class Records:
             },
             "seconds": _rounded({"total": total} | self.seconds),
             "bytes": self.bytes,
-            "dropped": self.dropped,
+            "dropped": [entry for record in self.records for entry in record["dropped"]]
+            + self.dropped,
         }
 
     def _drop(self, number: int, failures: Iterable[ClientError]) -> None:
-        entries = [
+        self.dropped += [
             {"round": number, "client": f.client, "stage": f.stage, "reason": f.reason}
             for f in failures
         ]
-        self.dropped += entries
-        self._unreported += entries
 
 
 def _group(
@@ -141,12 +135,10 @@ def _group(
 
 def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
     """Return every client's metrics, the pooled ones, and the calibration curves."""
-    from bflcore.problem import metrics
-
-    total = reduce(metrics.add, [dict(sums) for _, sums in members])
+    total = reduce(metrics.add, (dict(sums) for _, sums in members))
     detail: Record = {
         "clients": [
-            {"client": client, "examples": int(sums["examples"]), **metrics.figures(dict(sums))}
+            {"client": client, "examples": int(sums["examples"]), **metrics.figures(sums)}
             for client, sums in members
         ],
         "pooled": metrics.figures(total),
@@ -158,26 +150,18 @@ def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
 
 def _curves(found: Sequence[Evaluation]) -> Record:
     """Return, by axis, the metrics at every value: mean, std, pooled, and each client's."""
-    from bflcore.problem import metrics
-
     curves: Record = {}
     for axis in found[0].curves if found else ():
         values = list(found[0].curves[axis])
-        sums = {value: [e.curves[axis][value] for e in found] for value in values}
-        over = [metrics.summarise(sums[value]) for value in values]
-        each = [
+        over = [metrics.summarise([e.curves[axis][value] for e in found]) for value in values]
+        curves[axis] = {"values": values}
+        for kind in ("mean", "std", "pooled"):
+            curves[axis][kind] = _columns([{n: f[kind] for n, f in at.items()} for at in over])
+        curves[axis]["clients"] = [
             {"client": e.client}
             | _columns([metrics.figures(e.curves[axis][value]) for value in values])
             for e in found
         ]
-        curves[axis] = {
-            "values": values,
-            **{
-                kind: _columns([{name: f[kind] for name, f in at.items()} for at in over])
-                for kind in ("mean", "std", "pooled")
-            },
-            "clients": each,
-        }
     return curves
 
 
@@ -190,6 +174,4 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _metrics_of(record: Record) -> Record:
-    return {
-        key: value for key, value in record.items() if key not in {"seconds", "bytes", "dropped"}
-    }
+    return {k: value for k, value in record.items() if k not in {"seconds", "bytes", "dropped"}}

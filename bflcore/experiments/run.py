@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import RunError
+from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
 from bflcore.rounds import Recipe, begin, run_round, sample_cohort
 
@@ -36,8 +37,8 @@ def execute(
 
     A directory with a checkpoint continues from there, bit for bit. `progress` is called after
     each round with its number, its training loss, and the record of its evaluation if there was
-    one; pre-training is round 0. `session`: clients that are running already, in place of those
-    that the experiment's engine would start. Raises `RunError` when too few clients gave a valid
+    one; pre-training is round 0. `session` holds clients that are already running; by default the
+    experiment's engine starts them. Raises `RunError` when too few clients gave a valid
     result, or when the checkpoint cannot be read or written.
     """
     with directory.lock(), directory.checkpoints as checkpoints:
@@ -58,11 +59,9 @@ class Run:
     ) -> None:
         self.experiment, self.problem = prepared.experiment, prepared.problem
         self.directory, self.checkpoints, self.progress = directory, checkpoints, progress
-        experiment = self.experiment
-        self.recipe = Recipe(
-            experiment.inference, experiment.aggregator, experiment.weighting, experiment.hyper
-        )
-        self.records = Records(experiment.method)
+        parts = prepared.experiment
+        self.recipe = Recipe(parts.inference, parts.aggregator, parts.weighting, parts.hyper)
+        self.records = Records(parts.method)
         self.broadcast = begin(self.recipe, self.problem)
 
     def execute(self, given: Session | None = None) -> Record:
@@ -131,8 +130,6 @@ class Run:
         self.progress(number, done.loss, record)
 
     def _pretrain(self, session: Session) -> None:
-        from bflcore.experiments.pretraining import pretrain
-
         fraction = self.experiment.run.pretrain
         if not fraction:
             return
@@ -157,7 +154,6 @@ class Run:
         return record
 
     def _checkpoint(self, session: Session) -> None:
-        written = [path for path in (self.directory.metrics,) if path.exists()]
-        self.checkpoints.write(
-            self.broadcast, session.memories, self.records.state(), after=written
-        )
+        metrics = self.directory.metrics
+        written = [metrics] if metrics.exists() else []
+        self.checkpoints.write(self.broadcast, session.memories, self.records.state(), written)

@@ -54,12 +54,12 @@ def landscape(run: Run) -> Plane:
 
     method = str(run.experiment["method"])
     prepared = prepare(resolve(load_registry(), method, run.experiment, {}))
-    family = type(prepared.experiment.inference.initial(prepared.problem))
+    problem, inference = prepared.problem, prepared.experiment.inference
+    family = type(inference.initial(problem))
     folder = run.path / "checkpoint"
-    saved = Checkpoints(folder).read(family, prepared.problem.device)
+    saved = Checkpoints(folder).read(family, problem.device)
     if saved is None:
         raise RunError(f"{folder} cannot be read: it has no checkpoint; start the run again")
-    problem, inference = prepared.problem, prepared.experiment.inference
     client = min(saved.memories, default=problem.clients[0])
     memory = saved.memories.get(client) or inference.initial_memory(problem)
     stacked = {name: tensor[None] for name, tensor in memory.items()}
@@ -96,15 +96,11 @@ def _measure(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plan
 
 def _axes(problem: Problem, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return an origin and two orthonormal directions (Gram and Schmidt)."""
-    import torch
-
     from bflcore.randomness import SERVER, stream
 
     origin, *others = vectors
     noise = stream(problem.seed, SERVER, SERVER, "landscape", origin.device)
-    random = torch.randn(
-        (2, len(origin)), generator=noise, dtype=origin.dtype, device=origin.device
-    )
+    random = origin.new_empty(2, len(origin)).normal_(generator=noise)
     basis: list[Tensor] = []
     for direction in (*(other - origin for other in others), *random):
         rest = direction

@@ -12,7 +12,7 @@ from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.report import plots
 from bflcore.report.reading import Run, read_run
-from bflcore.report.table import format_cell, row_of
+from bflcore.report.table import grid, row_of
 
 __all__ = ["render_page", "write_report"]
 
@@ -53,8 +53,8 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
     return environment.get_template("report.html.j2").render(
         title=" vs ".join(run.label for run in runs),
         runs=[_details(run) for run in runs],
-        final=_grid([row_of(run) for run in runs]),
-        best=_grid([_best(run) for run in runs]),
+        final=_table([row_of(run) for run in runs]),
+        best=_table([_best(run) for run in runs]),
         learning_curves=plots.learning_curves(runs),
         reliability=plots.reliability(runs) if classifies else "",
         retention=plots.retention(runs) if classifies else "",
@@ -63,7 +63,7 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
 
 
 def _details(run: Run) -> dict[str, Any]:
-    environment = tomli_w.dumps({"environment": run.environment})
+    settings = run.experiment | {"environment": run.environment}
     return {
         "label": run.label,
         "sentence": _sentence(run),
@@ -72,8 +72,8 @@ def _details(run: Run) -> dict[str, Any]:
             for axis in run.evaluation.get("curves", {})
         ],
         "clients": _clients(run),
-        "dropped": _grid(run.summary["dropped"]),
-        "settings": tomli_w.dumps(run.experiment) + "\n" + environment,
+        "dropped": _table(run.summary["dropped"]),
+        "settings": tomli_w.dumps(settings),
     }
 
 
@@ -101,8 +101,11 @@ def _sentence(run: Run) -> str:
 
 def _best(run: Run) -> dict[str, Any]:
     best = run.summary["best"]
-    keys = [key for key in best if isinstance(best[key], dict) and key.startswith("personal.")]
-    values = {key.removeprefix("personal."): f"{best[key]['mean']:.4f}" for key in keys}
+    values = {
+        key.removeprefix("personal."): f"{value['mean']:.4f}"
+        for key, value in best.items()
+        if key.startswith("personal.")
+    }
     return {"run": run.label, "round": best["round"], **values}
 
 
@@ -132,9 +135,5 @@ def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _grid(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return columns and formatted rows; columns that are empty throughout are left out."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [name for name in names if any(row.get(name) is not None for row in rows)]
-    cells = [[format_cell(name, row.get(name)) for name in columns] for row in rows]
-    return {"columns": columns, "rows": cells}
+def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return dict(zip(("columns", "rows"), grid(rows), strict=True))

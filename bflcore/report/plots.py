@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def learning_curves(runs: Sequence[Run]) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(len(names))
         for axis, name in zip(axes, names, strict=True):
-            for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+            for run, colour in zip(runs, cycle(COLOURS), strict=False):
                 for group, dashes in (("personal", "-"), ("global", "--")):
                     _series(axis, run, f"{group}.{name}", colour, dashes, group)
             axis.set_xlabel("round")
@@ -49,15 +49,11 @@ def learning_curves(runs: Sequence[Run]) -> str:
 
 
 def _series(axis: Any, run: Run, key: str, colour: str, dashes: str, group: str) -> None:
-    pooled = key.endswith((".ece", ".nll"))
-    points = [
-        (record["round"], record[key]["pooled" if pooled else "mean"])
-        for record in run.records
-        if key in record
-    ]
-    if points:
-        rounds, values = zip(*points, strict=True)
-        axis.plot(rounds, values, dashes, color=colour, lw=1.6, label=f"{run.label}, {group}")
+    statistic = "pooled" if key.endswith((".ece", ".nll")) else "mean"
+    values = {r["round"]: r[key][statistic] for r in run.records if key in r}
+    if values:
+        label = f"{run.label}, {group}"
+        axis.plot([*values], [*values.values()], dashes, color=colour, lw=1.6, label=label)
 
 
 def reliability(runs: Sequence[Run]) -> str:
@@ -66,26 +62,21 @@ def reliability(runs: Sequence[Run]) -> str:
     with mpl.rc_context(STYLE):
         figure, (upper, lower) = _figure(2)
         upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfectly calibrated")
-        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+        for run, colour in zip(runs, cycle(COLOURS), strict=False):
             bins = run.evaluation["personal"]["reliability"]
             filled = [i for i, n in enumerate(bins["count"]) if n]
-            upper.plot(
-                [bins["confidence"][i] for i in filled],
-                [bins["accuracy"][i] for i in filled],
-                "o-",
-                color=colour,
-                lw=1.6,
-                ms=4,
-                label=run.label,
+            confidence, accuracy = (
+                [bins[name][i] for i in filled] for name in ("confidence", "accuracy")
             )
+            upper.plot(confidence, accuracy, "o-", color=colour, lw=1.6, ms=4, label=run.label)
             total, width = sum(bins["count"]), 1 / len(bins["count"])
             middles = [(i + 0.5) * width for i in range(len(bins["count"]))]
             shares = [n / total for n in bins["count"]]
             lower.bar(middles, shares, width * 0.9, color=colour, alpha=0.55, label=run.label)
-        upper.set(
-            xlabel="confidence", ylabel="accuracy", title="reliability", xlim=(0, 1), ylim=(0, 1)
-        )
-        lower.set(xlabel="confidence", ylabel="share of samples", title="confidence", xlim=(0, 1))
+        upper.set(ylabel="accuracy", title="reliability", ylim=(0, 1))
+        lower.set(ylabel="share of samples", title="confidence")
+        for axis in (upper, lower):
+            axis.set(xlabel="confidence", xlim=(0, 1))
         upper.legend(frameon=False, fontsize=8)
         return _svg(figure)
 
@@ -95,7 +86,7 @@ def retention(runs: Sequence[Run]) -> str:
     runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (axis,) = _figure(1)
-        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+        for run, colour in zip(runs, cycle(COLOURS), strict=False):
             kept = run.evaluation["personal"]["retention"]
             axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6, label=run.label)
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
@@ -136,8 +127,7 @@ def contours(plane: Plane) -> str:
 
 def _figure(columns: int) -> tuple[Figure, list[Any]]:
     figure = Figure(figsize=(3.6 * columns, 2.9), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    axes = list(figure.subplots(1, columns, squeeze=False)[0])
     for axis in axes:
         axis.set_facecolor("none")
         axis.grid(color=GREY, alpha=0.2, lw=0.6)
@@ -148,10 +138,6 @@ def _figure(columns: int) -> tuple[Figure, list[Any]]:
 def _evaluated(runs: Sequence[Run]) -> list[Run]:
     """Leave out runs in which no client could be evaluated."""
     return [run for run in runs if "personal" in run.evaluation]
-
-
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
 
 
 def _svg(figure: Figure) -> str:

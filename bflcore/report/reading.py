@@ -44,20 +44,17 @@ def read_run(path: Path) -> Run:
     return Run(
         path,
         _parse(path / "experiment.toml", tomllib.loads),
-        [json.loads(line) for line in _parse(path / "metrics.jsonl", _json_lines)],
+        _parse(path / "metrics.jsonl", _json_lines),
         _parse(path / "summary.json", json.loads),
         _parse(path / "evaluation.json", json.loads),
         _parse(path / "environment.json", json.loads),
     )
 
 
-def _json_lines(text: str) -> list[str]:
-    lines = text.splitlines()
-    for line in lines:
-        json.loads(line)
-    if not lines:
+def _json_lines(text: str) -> list[Any]:
+    if not text:
         raise ValueError("no round has been evaluated")
-    return lines
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def _parse(path: Path, parser: Any) -> Any:

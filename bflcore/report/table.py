@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bflcore.report.reading import read_run
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from bflcore.report.reading import Run
+from bflcore.report.reading import Run, read_run
 
-__all__ = ["compare_runs", "format_cell", "print_table", "row_of"]
+__all__ = ["compare_runs", "grid", "print_table", "row_of"]
 
 WIDE = 10_000  # characters, more than any line has
 # Column -> (metric, mean or std over clients or pooled over samples, format)
@@ -35,10 +36,9 @@ REGRESSION = {
 
 def row_of(run: Run) -> dict[str, Any]:
     """Return one run's final metrics, unrounded; None for those that it does not have."""
-    final, summary = run.summary["final"], run.summary
-    columns = CLASSIFICATION if run.classifies else REGRESSION
+    summary, columns = run.summary, CLASSIFICATION if run.classifies else REGRESSION
     metrics = {
-        column: final[key][statistic] if key in final else None
+        column: summary["final"].get(key, {}).get(statistic)
         for column, (key, statistic, _) in columns.items()
     }
     return {
@@ -62,31 +62,30 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 
     On a terminal the table fits its width; elsewhere every line is complete.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns, cells = grid(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown = [name for name in names if any(row.get(name) is not None for row in rows)]
-    for name in shown:
+    for name in columns:
         is_text = name in {"run", "method"}
         table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
-    for row in rows:
-        table.add_row(*(Text(format_cell(name, row.get(name))) for name in shown))
+    for row in cells:
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
     console.print(table)
 
 
-def format_cell(name: str, value: Any) -> str:
-    """Return a cell as text."""
+def grid(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return columns and formatted cells; columns that are empty throughout are left out."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [name for name in names if any(row.get(name) is not None for row in rows)]
+    return columns, [[_format(name, row.get(name)) for name in columns] for row in rows]
+
+
+def _format(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if isinstance(value, str):
-        return value
-    known = {**CLASSIFICATION, **REGRESSION}
-    if name in known:
-        return known[name][2].format(value)
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    _, _, style = (CLASSIFICATION | REGRESSION).get(name, ("", "", "{:.1f}"))
+    return style.format(value)
