@@ -63,7 +63,6 @@ class Component:
 
     kind: ClassVar[str]
     name: ClassVar[str]
-    _options: ClassVar[tuple[Option, ...]] = ()
     aliases: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str] = ""
     expected_failures: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
@@ -177,19 +176,6 @@ def component(cls: type[C]) -> type[C]:
     Its constructor raises `OptionError` for an unknown option, with the nearest name.
     """
     made: Any = attrs.frozen(kw_only=True)(cls)
-    # A posterior family has no options: its fields are tensors, and torch stays unimported.
-    made._options = tuple(  # noqa: SLF001 - what `options_of` returns
-        Option(
-            field.name,
-            _type_of(made, field.name),
-            field.default,
-            field.metadata["help"],
-            str(field.validator),
-            field.metadata["aliases"],
-        )
-        for field in attrs.fields(made)
-        if "help" in field.metadata
-    )
     names = {field.name for field in attrs.fields(made)}
     initialise = made.__init__
 
@@ -226,7 +212,25 @@ def changed(part: Component) -> dict[str, object]:
 
 def options_of(cls: type[Component]) -> tuple[Option, ...]:
     """Return the options that a component class declares, in order."""
-    return cls._options
+    hashable: Any = cls  # which mypy does not see
+    return _options_of(hashable)
+
+
+@functools.cache
+def _options_of(cls: Any) -> tuple[Option, ...]:
+    # Types of other fields are not resolved: a posterior's are tensors, and torch stays unimported.
+    return tuple(
+        Option(
+            field.name,
+            _type_of(cls, field.name),
+            field.default,
+            field.metadata["help"],
+            str(field.validator),
+            field.metadata["aliases"],
+        )
+        for field in (attrs.fields(cls) if attrs.has(cls) else ())
+        if "help" in field.metadata
+    )
 
 
 def _type_of(cls: type[object], name: str) -> Any:
