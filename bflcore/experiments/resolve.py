@@ -149,7 +149,7 @@ def _component(
 ) -> Component | None:
     """Return the component chosen for a kind, with the options given for it.
 
-    Options in the method or in the file do not hold where another component is chosen later.
+    Options are ignored where a later source chooses another component.
     """
     choices = _choices(recipe, kind, file, flags)
     text = _last_name(choices)
@@ -183,11 +183,12 @@ def _choices(
     """
     table, given = _table(file, kind.name), dict(flags.get(kind.name, {}))
     if kind.setting:
-        layers = (attrs.asdict(DataSettings()) | recipe.settings, _table(file, "data"))
-        names = [str(layer.get(kind.setting) or "") for layer in (*layers, flags.get("data", {}))]
+        preset = {kind.setting: getattr(DataSettings(), kind.setting), **recipe.settings}
+        layers: list[Values] = [preset, _table(file, "data"), flags.get("data", {})]
+        names = [str(layer.get(kind.setting) or "") for layer in layers]
         return list(zip(names, ({}, table, given), strict=True))
-    preset = getattr(recipe, kind.name)
-    tables = (as_dict(preset) if preset else {"name": kind.default}, table, given)
+    part = getattr(recipe, kind.name)
+    tables = (as_dict(part) if part else {"name": kind.default}, table, given)
     return [(str(table.pop("name", "")), table) for table in tables]
 
 
