@@ -13,7 +13,7 @@ from bflcore.hyper import Fixed
 from bflcore.inference.point import Map
 from bflcore.inference.variational import Variational
 from bflcore.options import Component, build, options_of
-from bflcore.options.kinds import KINDS, PARTS, Kind
+from bflcore.options.kinds import KINDS, PARTS
 from bflcore.options.settings import DataSettings, RunSettings
 from bflcore.weighting import Examples
 
@@ -66,8 +66,7 @@ class Method(Component, abc.ABC):
     @classmethod
     def parts(cls) -> dict[str, Component]:
         """Return the parts that the method chooses, by kind."""
-        chosen = {kind: getattr(cls, kind) for kind in PARTS}
-        return {kind: part for kind, part in chosen.items() if part is not None}
+        return {kind: part for kind in PARTS if (part := getattr(cls, kind)) is not None}
 
 
 ATTRIBUTES = ("name", "aliases", "reference", "expected_failures", *PARTS, "share", "settings")
@@ -80,27 +79,19 @@ def _check(method: type[Method]) -> None:
         if written and not name.startswith("_") and name not in ATTRIBUTES:
             raise unknown("attribute", name, ATTRIBUTES)
     for kind in KINDS:
-        if kind.part and own.get(kind.name) is not None:
-            _check_part(kind, own[kind.name])
+        part = own.get(kind.name) if kind.part else None
+        if part is not None and not (isinstance(part, Component) and part.kind == kind.name):
+            called = part.__name__ if isinstance(part, type) else repr(part)
+            hint = f"; write {called}()" if isinstance(part, type) else ""
+            raise OptionError(
+                f"{kind.name}: {called} is not allowed; allowed: an instance of "
+                f"bflcore.{kind.base}{hint}"
+            )
     if "name" in own and not hasattr(method, "inference"):
         raise OptionError("inference is missing; add inference = Map() or another one")
     if "share" in method.settings:
         raise OptionError(f'settings: write share = "{method.settings["share"]}" beside them')
-    if "share" in own or "settings" in own:
-        _check_settings({**method.settings, "share": method.share})
-
-
-def _check_part(kind: Kind, part: object) -> None:
-    if not isinstance(part, kind.base_class):
-        called = part.__name__ if isinstance(part, type) else repr(part)
-        hint = f"; write {called}()" if isinstance(part, type) else ""
-        raise OptionError(
-            f"{kind.name}: {called} is not allowed; allowed: an instance of "
-            f"{kind.public_base}{hint}"
-        )
-
-
-def _check_settings(settings: Mapping[str, object]) -> None:
+    settings = {**method.settings, "share": method.share}
     tables = {cls: {o.name for o in options_of(cls)} for cls in (RunSettings, DataSettings)}
     known = set().union(*tables.values())
     for name in settings:

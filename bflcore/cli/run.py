@@ -107,7 +107,7 @@ def _part_flags(command: Any) -> Any:
         command = click.option(f"--{flag}", metavar="VALUE", help=help_text)(command)
     for kind in (kind for kind in reversed(KINDS) if kind.part):
         default = UNCHOSEN.get(kind.name, "the method's")
-        help_text = _help(kind.title, default, listed=f"bfl list {kind.name}")
+        help_text = _help(kind.part, default, listed=f"bfl list {kind.name}")
         command = click.option(f"--{kind.name}", metavar="NAME", help=help_text)(command)
     return command
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tomli_w
 from filelock import FileLock, Timeout
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RunDirectory", "default_directory"]
 
-LOCK = ".lock"  # stays in the folder: what counts is whether a process holds it
-
 
 class RunDirectory:
-    """The folder of one run; every file is complete at every moment."""
+    """The folder of one run. A file is replaced as a whole, so that readers find it complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,9 +47,9 @@ class RunDirectory:
                 f"--out: {path} cannot be created ({error.strerror}); choose a writable folder"
             ) from None
         directory = cls(path)
-        directory.write_text("experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
+        write_text(path / "experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
         prepared.partition.save(path / "partition.npz")
-        # Last: a folder with this file is complete, and the run can be resumed.
+        # Last: with this file, the folder is complete and the run can be resumed.
         directory.write_json("environment.json", environment(prepared, registry))
         return directory
 
@@ -76,13 +75,9 @@ class RunDirectory:
         """The file with one line per evaluated round."""
         return self.path / "metrics.jsonl"
 
-    def write_text(self, name: str, text: str) -> None:
-        """Replace a file."""
-        write_text(self.path / name, text)
-
     def write_json(self, name: str, value: object) -> None:
         """Write indented JSON."""
-        self.write_text(name, json.dumps(value, indent=2) + "\n")
+        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
     def append(self, record: Record) -> None:
         """Add one line to ``metrics.jsonl`` and flush it."""
@@ -92,7 +87,7 @@ class RunDirectory:
     def rewind(self, round: int) -> list[Record]:
         """Remove the lines after a round from ``metrics.jsonl``; return the others.
 
-        A line that a kill left half written is removed, too.
+        Incomplete lines, as a killed process leaves them, are removed, too.
         """
         if not self.metrics.exists():
             return []
@@ -102,7 +97,7 @@ class RunDirectory:
                 record = json.loads(line)
                 if record["round"] <= round:
                     kept.append((line, record))
-        self.write_text("metrics.jsonl", "".join(f"{line}\n" for line, _ in kept))
+        write_text(self.metrics, "".join(f"{line}\n" for line, _ in kept))
         return [record for _, record in kept]
 
     def changes(self, prepared: Prepared, registry: Registry) -> list[str]:
@@ -111,19 +106,21 @@ class RunDirectory:
         Raises `RunError` when ``environment.json`` cannot be read.
         """
         try:
-            then: Any = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-            versions, prints = then["distributions"], then["fingerprints"]
-            torch = then["torch"]
+            then = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            versions = {"torch": then["torch"], **then["distributions"]}
+            prints = dict(then["fingerprints"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{self.path / 'environment.json'} cannot be read ({error!r}); start the run again"
             ) from None
         now = environment(prepared, registry)
-        found = [("torch", torch, now["torch"])] + [
-            (name, versions.get(name, "absent"), now["distributions"][name])
-            for name in sorted(used_distributions(prepared.experiment, registry))
+        installed = {"torch": now["torch"], **now["distributions"]}
+        used = ["torch", *sorted(used_distributions(prepared.experiment, registry))]
+        changed = [
+            f"{name} was {versions.get(name, 'absent')} and is {installed[name]}"
+            for name in used
+            if versions.get(name) != installed[name]
         ]
-        changed = [f"{name} was {old} and is {new}" for name, old, new in found if old != new]
         marks = now["fingerprints"].items()
         return changed + [f"{name} changed" for name, mark in marks if prints.get(name) != mark]
 
@@ -143,7 +140,8 @@ class RunDirectory:
         Raises `RunError` while another process holds the lock.
         """
         try:
-            with FileLock(self.path / LOCK, blocking=False):
+            # The file stays in the folder: what counts is whether a process holds the lock.
+            with FileLock(self.path / ".lock", blocking=False):
                 yield
         except Timeout:
             raise RunError(
@@ -154,12 +152,5 @@ class RunDirectory:
 def default_directory(experiment: Experiment, root: Path = Path("runs")) -> Path:
     """Return a folder that does not exist yet: ``runs/bpfed-mnist5k-0``, ``...-0-2``, ..."""
     stem = f"{experiment.method}-{Path(experiment.data.data).stem}-{experiment.run.seed}"
-    return next(path for path in _numbered(root / stem) if not path.exists())
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(root / name for name in names if not (root / name).exists())

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
+from bflcore.data import Dataset, Partition, divide, standardised
+from bflcore.data.label_noise import mislabelled
+from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
+from bflcore.layout import Layout
+from bflcore.lazy import lazy
+from bflcore.problem import Problem
+from bflcore.problem.likelihoods import Likelihood, default_likelihood
+from bflcore.randomness import SERVER, numpy_stream, seeded_globally
 
 if TYPE_CHECKING:
-    from bflcore.data.base import Dataset
-    from bflcore.data.partition import Partition
+    import torch
+
     from bflcore.experiments.resolve import Experiment
-    from bflcore.problem import Problem
+    from bflcore.models import networks
+else:
+    torch = lazy("torch")
+    networks = lazy("bflcore.models.networks")
 
 __all__ = ["Prepared", "assemble", "prepare"]
 
@@ -28,13 +40,10 @@ class Prepared:
 
 
 def prepare(experiment: Experiment) -> Prepared:
-    """Load and divide the data, build the network. Raises before anything is written."""
-    import numpy as np
+    """Load and divide the data, and build the network; nothing is written.
 
-    from bflcore.data import divide, standardised
-    from bflcore.data.label_noise import mislabelled
-    from bflcore.randomness import SERVER, numpy_stream
-
+    Raises `DataError` or `OptionError`.
+    """
     run, data = experiment.run, experiment.data
     _device(run.device)
     dataset = _dataset(experiment)
@@ -66,20 +75,13 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     The network's shape and initial values depend on the data's shape and the seed alone, so that
     nodes with only some clients' samples, or none, build the same network.
     """
-    import torch
-
-    from bflcore.layout import Layout
-    from bflcore.models.networks import check_network
-    from bflcore.problem.base import Problem
-    from bflcore.randomness import seeded_globally
-
     run = experiment.run
     likelihood = _likelihood(experiment, dataset)
     with seeded_globally(run.seed, "initialisation"):
         network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
     samples = torch.zeros(2, *dataset.x.shape[1:])
     samples[: len(dataset.x)] = torch.as_tensor(dataset.x[:2])
-    check_network(network, samples)
+    networks.check_network(network, samples)
     problem = Problem.assemble(
         dataset,
         partition,
@@ -98,11 +100,9 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
 
 def _dataset(experiment: Experiment) -> Dataset:
     data = experiment.data
-    folder = Path(data.data_dir) if data.data_dir else None
     if experiment.dataset is None:
-        from bflcore.data.user import load_npz
-
         return load_npz(Path(data.data))
+    folder = Path(data.data_dir) if data.data_dir else None
     if folder is not None and not folder.is_dir() and not data.download:
         raise DataError(
             f"--data-dir: {folder} is not a folder; give the folder that holds {data.data}, "
@@ -111,9 +111,7 @@ def _dataset(experiment: Experiment) -> Dataset:
     return experiment.dataset.load(folder, data.download)
 
 
-def _likelihood(experiment: Experiment, dataset: Dataset) -> Any:
-    from bflcore.problem.likelihoods import default_likelihood
-
+def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:
     suiting = default_likelihood(dataset.task)
     chosen = experiment.likelihood or suiting
     if chosen.task != dataset.task:
@@ -124,14 +122,11 @@ def _likelihood(experiment: Experiment, dataset: Dataset) -> Any:
     return chosen
 
 
-def _device(name: str) -> Any:
-    import torch
-
+def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        cuda = torch.cuda.device_count()
-        found = ", ".join(["cpu", *(f"cuda:{i}" for i in range(cuda))])
+        found = ", ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
         raise OptionError(f"--device: {name!r} is not available here; allowed: {found}") from None
     return device

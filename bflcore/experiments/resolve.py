@@ -15,15 +15,9 @@ import attrs
 
 from bflcore.errors import OptionError, unknown
 from bflcore.experiments import compatibility
-from bflcore.options import (
-    Component,
-    as_dict,
-    build,
-    canonical,
-    label,
-    options_of,
-)
-from bflcore.options.kinds import CONFIGURABLE, KINDS, PARTS, Kind, kind_called
+from bflcore.models.user import load_factory
+from bflcore.options import Component, as_dict, build, canonical, label, options_of
+from bflcore.options.kinds import CONFIGURABLE, FITTED, PARTS, Kind, kind_called
 from bflcore.options.settings import DataSettings, RunSettings
 from bflcore.options.text import parse_spec, spec_text
 
@@ -46,8 +40,6 @@ __all__ = ["Experiment", "chosen_class", "read", "resolve"]
 
 Values = dict[str, Any]
 S = TypeVar("S", bound=Component)
-
-OF_DATA = {kind.name: kind for kind in KINDS if kind.setting}  # chosen by a setting of the data
 
 
 @attrs.frozen
@@ -108,26 +100,27 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     `OptionError` or `IncompatibleError`.
     """
     recipe = registry.methods[method]
-    _refuse_unknown_keys(file)
-    run = _run_settings(recipe, file, flags)
-    data = _data_settings(recipe, file, flags)
-    if "cohort" not in {**file, **flags} and run.cohort > data.clients - data.novel_clients:
+    top = {declared.name for declared in options_of(RunSettings)}
+    allowed = {"method", "data", *CONFIGURABLE, *top}
+    for key in file:
+        if key not in allowed:
+            raise unknown("key of the experiment file:", key, allowed)
+    given = {key: value for key, value in {**file, **flags}.items() if key in top}
+    run = _settings(RunSettings, recipe, given)
+    data = _settings(DataSettings, recipe, _table(file, "data") | flags.get("data", {}))
+    if "cohort" not in given and run.cohort > data.clients - data.novel_clients:
         run = run.replace(cohort=0)  # the method's cohort is for more clients: take all
     _check_counts(run, data)
-    parts: Values = {kind: _part(registry, recipe, kind, file, flags) for kind in PARTS}
-    fitted = (type(parts[kind]) for kind in compatibility.FITTED)
-    compatibility.check(registry, type(parts["inference"]), *fitted)
-    of_data: Values = {
-        kind.attribute: _of_data(registry, kind, data, file, flags) for kind in OF_DATA.values()
+    components: Values = {
+        name.replace("-", "_"): _component(registry, recipe, kind_called(name), file, flags)
+        for name in CONFIGURABLE
     }
-    return Experiment(
-        method=recipe.name,
-        run=run,
-        data=data,
-        loggers=tuple(_logger(registry, name) for name in run.log),
-        **parts,
-        **of_data,
-    )
+    fitted = [type(components[kind]) for kind in FITTED]
+    compatibility.check(registry, type(components["inference"]), *fitted)
+    loggers = tuple(registry.loggers[name]() for name in run.log)
+    for logger in loggers:
+        logger.check()
+    return Experiment(method=recipe.name, run=run, data=data, loggers=loggers, **components)
 
 
 def chosen_class(
@@ -137,122 +130,87 @@ def chosen_class(
 
     Arguments are those of `resolve`; options are not looked at.
     """
-    recipe = registry.methods[method]
-    if kind in OF_DATA:
-        data = _data_settings(recipe, file, flags)
-        return _class_of_data(registry, OF_DATA[kind], getattr(data, OF_DATA[kind].setting))
-    name = flags.get(kind, {}).get("name") or _table(file, kind).get("name")
-    return _class_of_part(registry, recipe, kind, name)
+    recipe, called = registry.methods[method], kind_called(kind)
+    return _class_of(registry, recipe, called, _last_name(_choices(recipe, called, file, flags)))
 
 
 def _options(component: Component) -> Values:
     return {key: value for key, value in as_dict(component).items() if key != "name"}
 
 
-def _run_settings(recipe: type[Method], file: Values, flags: Values) -> RunSettings:
-    tables = {"method", "data", *CONFIGURABLE}
-    given = {key: value for key, value in file.items() if key not in tables}
-    return _settings(RunSettings, {"share": recipe.share, **recipe.settings}, given, flags)
-
-
-def _data_settings(recipe: type[Method], file: Values, flags: Values) -> DataSettings:
-    table = _table(file, "data")
-    return _settings(DataSettings, recipe.settings, table, flags.get("data", {}))
-
-
-def _settings(cls: type[S], recipe: Mapping[str, object], file: Values, flags: Values) -> S:
+def _settings(cls: type[S], recipe: type[Method], given: Values) -> S:
     names = {declared.name for declared in options_of(cls)}
-    recommended = {key: value for key, value in recipe.items() if key in names}
-    given = {key: value for key, value in flags.items() if key in names}
-    return build(cls, recommended | file | given, "--")
+    recommended = {"share": recipe.share, **recipe.settings}
+    return build(cls, {k: v for k, v in recommended.items() if k in names} | given, "--")
 
 
-def _part(
-    registry: Registry, recipe: type[Method], kind: str, file: Values, flags: Values
+def _component(
+    registry: Registry, recipe: type[Method], kind: Kind, file: Values, flags: Values
 ) -> Component | None:
-    """Return a part: the method's options hold for its own choice, the file's for the file's."""
-    table, given = _table(file, kind), dict(flags.get(kind, {}))
-    of_file = table.pop("name", None)
-    name = given.pop("name", None) or of_file
-    cls = _class_of_part(registry, recipe, kind, name)
-    if cls is None:
-        for key in table | given:
-            raise OptionError(
-                f"{label(kind, key)}: no {kind} is chosen; add --{kind} NAME "
-                f"(bfl list {kind} shows the names)"
-            )
-        return None
-    preset: Component | None = getattr(recipe, kind)
-    values = _options(preset) if type(preset) is cls and preset is not None else {}
-    if of_file is None or _class_of_part(registry, recipe, kind, of_file) is cls:
-        values |= canonical(cls, table)
-    values |= canonical(cls, given)
-    if kind == "model" and ":" in cls.name:
-        return _own_model(cls.name, values)
-    return build(cls, values, kind)
+    """Return the component chosen for a kind, with the options given for it.
 
-
-def _class_of_part(
-    registry: Registry, recipe: type[Method], kind: str, name: str | None
-) -> type[Component] | None:
-    """Return the class called `name`, or the method's choice, or the kind's default, if any."""
-    preset: Component | None = getattr(recipe, kind)
-    if name is None and preset is not None:
-        return type(preset)
-    called = name or kind_called(kind).default
-    if kind == "model" and ":" in called:
-        from bflcore.models.user import load_factory
-
-        return type(load_factory(called))
-    return registry.of(kind)[called] if called else None
-
-
-def _own_model(name: str, options: Values) -> Model:
-    """Return the user's model ``module:factory``, which has no options."""
-    from bflcore.models.user import load_factory
-
-    for key in options:
+    Options are ignored where a later source chooses another component.
+    """
+    choices = _choices(recipe, kind, file, flags)
+    text = _last_name(choices)
+    cls = _class_of(registry, recipe, kind, text)
+    flag = f"--{(kind.setting or kind.name).replace('_', '-')}"
+    values: Values = {}
+    for name, options in choices:
+        if name and _class_of(registry, recipe, kind, name) is not cls:
+            continue
+        if name and kind.setting and cls and ":" in name:
+            values |= _options(parse_spec(cls, name, flag))
+        values |= canonical(cls, options) if cls else options
+    own_model = kind.name == "model" and ":" in text
+    if cls and not own_model:
+        return build(cls, values, kind.name)
+    for key in values:
+        said = f"{text} has no options" if text else f"no {kind.name} is chosen"
         raise OptionError(
-            f"{label('model', key)}: {name} is your own model, which has no options; "
-            "leave it out, or let the factory decide"
+            f"{label(kind.name, key)}: {said}; choose one with {flag} NAME "
+            f"(bfl list {kind.name} shows the names)"
         )
-    return load_factory(name)
+    return load_factory(text) if own_model else None
 
 
-def _of_data(
-    registry: Registry, kind: Kind, data: DataSettings, file: Values, flags: Values
-) -> Component | None:
-    """Return the data set, partition or label noise that a setting chooses."""
-    text = getattr(data, kind.setting)
-    cls = _class_of_data(registry, kind, text)
-    table, given = _table(file, kind.name), flags.get(kind.name, {})
-    if kind.setting in flags.get("data", {}):  # the file's options are for the file's choice
-        of_file = _class_of_data(registry, kind, _table(file, "data").get(kind.setting))
-        table = table if of_file is cls and ":" not in text else {}
-    if cls is None:
-        for key in table | given:
-            raise OptionError(
-                f"{label(kind.name, key)}: {text or 'none'} has no options; choose another with "
-                f"--{kind.setting.replace('_', '-')} NAME (bfl list {kind.name} shows the names)"
-            )
+def _choices(
+    recipe: type[Method], kind: Kind, file: Values, flags: Values
+) -> list[tuple[str, Values]]:
+    """Return the name and options that the method, the file and the flags give for a kind.
+
+    The name is empty where they give none.
+    """
+    table, given = _table(file, kind.name), dict(flags.get(kind.name, {}))
+    if kind.setting:
+        preset = {kind.setting: getattr(DataSettings(), kind.setting), **recipe.settings}
+        layers: list[Values] = [preset, _table(file, "data"), flags.get("data", {})]
+        names = [str(layer.get(kind.setting) or "") for layer in layers]
+        return list(zip(names, ({}, table, given), strict=True))
+    part = getattr(recipe, kind.name)
+    tables = (as_dict(part) if part else {"name": kind.default}, table, given)
+    return [(str(table.pop("name", "")), table) for table in tables]
+
+
+def _last_name(choices: list[tuple[str, Values]]) -> str:
+    return next((name for name, _ in reversed(choices) if name), "")
+
+
+def _class_of(
+    registry: Registry, recipe: type[Method], kind: Kind, text: str
+) -> type[Component] | None:
+    """Return the class that a name or ``name:values`` names; None for a user's own data file."""
+    if not text or (kind.name == "dataset" and text.endswith(".npz")):
         return None
-    flag = f"--{kind.setting.replace('_', '-')}"
-    values = _options(parse_spec(cls, text, flag)) if ":" in text else {}
-    return build(cls, values | canonical(cls, table) | canonical(cls, given), kind.name)
-
-
-def _class_of_data(registry: Registry, kind: Kind, text: str | None) -> type[Component] | None:
-    """Return the class that ``name:values`` names; None for a user's own file, and for none."""
-    if text is None or text.endswith(".npz"):
-        return None
-    found: type[Component] = registry.of(kind.name)[text.partition(":")[0]]
+    preset: Component | None = recipe.parts().get(kind.name)
+    if preset is not None and text == preset.name:
+        return type(preset)
+    if kind.name == "model" and ":" in text:
+        return type(load_factory(text))
+    found: type[Component] = registry.of(kind.name)[
+        text.partition(":")[0] if kind.setting else text
+    ]
     return found
-
-
-def _logger(registry: Registry, name: str) -> Logger:
-    logger = registry.loggers[name]()
-    logger.check()
-    return logger
 
 
 def _check_counts(run: RunSettings, data: DataSettings) -> None:
@@ -267,13 +225,6 @@ def _check_counts(run: RunSettings, data: DataSettings) -> None:
             raise OptionError(
                 f"--{flag}: {given} is more than the clients that train; allowed: at most {train}"
             )
-
-
-def _refuse_unknown_keys(file: Values) -> None:
-    allowed = {"method", "data", *CONFIGURABLE, *(o.name for o in options_of(RunSettings))}
-    for key in file:
-        if key not in allowed:
-            raise unknown("key of the experiment file:", key, allowed)
 
 
 def _table(file: Values, key: str) -> Values:

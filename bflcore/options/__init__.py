@@ -23,11 +23,10 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 import attrs
-import cattrs
 
 from bflcore.errors import OptionError, unknown
 
@@ -40,11 +39,11 @@ __all__ = [
     "changed",
     "component",
     "find_option",
-    "is_union",
     "label",
     "option",
     "options_of",
     "type_name",
+    "without_none",
 ]
 
 T = TypeVar("T")
@@ -54,12 +53,12 @@ C = TypeVar("C", bound="Component")
 class Component:
     """Base of everything a plugin can contribute.
 
-    Subclasses that are final carry a `name`, may carry `aliases` (a paper's abbreviation) and a
-    `reference` (paper, year, equation), and have a docstring whose first line is shown by
-    ``bfl list``. The fields of a component are its options, nothing else.
+    Final subclasses have a `name`, possibly `aliases` (a paper's abbreviation) and a `reference`
+    (paper, year, equation), and a docstring whose first line ``bfl list`` shows. The fields of a
+    component are its options, nothing else.
 
-    `expected_failures` maps checks of the conformance kit (`bflcore.testing`) that a part cannot
-    pass to the reason why.
+    `expected_failures` maps checks of the conformance kit (`bflcore.testing`) that a component
+    cannot pass to the reasons why.
     """
 
     kind: ClassVar[str]
@@ -177,14 +176,12 @@ def component(cls: type[C]) -> type[C]:
     Its constructor raises `OptionError` for an unknown option, with the nearest name.
     """
     made: Any = attrs.frozen(kw_only=True)(cls)
-    fields = attrs.fields(made)
-    names = {field.name for field in fields}
-    aliases = {alias: f.name for f in fields for alias in f.metadata.get("aliases", ())}
+    names = {field.name for field in attrs.fields(made)}
     initialise = made.__init__
 
     @functools.wraps(initialise)
     def checked(self: C, **options: Any) -> None:
-        options = _renamed(options, aliases)
+        options = canonical(made, options)
         for name in options:
             if name not in names:
                 called = getattr(cls, "name", cls.__name__)
@@ -192,8 +189,7 @@ def component(cls: type[C]) -> type[C]:
         initialise(self, **options)
 
     made.__init__ = checked
-    final: type[C] = made
-    return final
+    return cast("type[C]", made)
 
 
 def canonical(cls: type[Component], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,14 +197,11 @@ def canonical(cls: type[Component], values: Mapping[str, Any]) -> dict[str, Any]
 
     Raises `OptionError` where an alias and its name are both given.
     """
-    return _renamed(values, {alias: o.name for o in options_of(cls) for alias in o.aliases})
-
-
-def _renamed(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    for alias in values:
-        if alias in aliases and aliases[alias] in values:
-            raise OptionError(f"{alias}: {aliases[alias]} is given, too, which means the same")
-    return {aliases.get(name, name): value for name, value in values.items()}
+    names = {alias: declared.name for declared in options_of(cls) for alias in declared.aliases}
+    for alias in names.keys() & values.keys():
+        if names[alias] in values:
+            raise OptionError(f"{alias}: {names[alias]} is given, too, which means the same")
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 def changed(part: Component) -> dict[str, object]:
@@ -225,26 +218,23 @@ def options_of(cls: type[Component]) -> tuple[Option, ...]:
 
 @functools.cache
 def _options_of(cls: Any) -> tuple[Option, ...]:
-    if not attrs.has(cls):
-        return ()
-    declared = [field for field in attrs.fields(cls) if "help" in field.metadata]
-    if not declared:  # a posterior family: its fields are tensors, and torch stays unimported
-        return ()
+    # Types of other fields are not resolved: a posterior's are tensors, and torch stays unimported.
     return tuple(
         Option(
             field.name,
             _type_of(cls, field.name),
             field.default,
-            field.metadata.get("help", ""),
-            str(field.validator) if isinstance(field.validator, Bounds) else "",
-            field.metadata.get("aliases", ()),
+            field.metadata["help"],
+            str(field.validator),
+            field.metadata["aliases"],
         )
-        for field in declared
+        for field in (attrs.fields(cls) if attrs.has(cls) else ())
+        if "help" in field.metadata
     )
 
 
 def _type_of(cls: type[object], name: str) -> Any:
-    """Return the type of one field; annotations of no option may name what is not imported."""
+    """Return the type of one field; other annotations may name what is not imported."""
     owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
     alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
     module = vars(sys.modules[owner.__module__])
@@ -257,10 +247,16 @@ def build(cls: type[C], values: Mapping[str, object], where: str) -> C:
     `where` prefixes the names in errors (``inference.kl_weight``; see `label`). Raises
     `OptionError` for an unknown key, a value of the wrong type, or one outside the bounds.
     """
-    typed = {
-        key: _structure(value, find_option(cls, key, where), where)
-        for key, value in canonical(cls, values).items()
-    }
+    typed = {}
+    for key, value in canonical(cls, values).items():
+        declared = find_option(cls, key, where)
+        try:
+            typed[key] = _structure(value, declared.type)
+        except (TypeError, OverflowError):
+            raise OptionError(
+                f"{label(where, key)}: {value!r} is not allowed; "
+                f"allowed: {type_name(declared.type)} ({declared.help})"
+            ) from None
     try:
         return cls(**typed)
     except OptionError as error:
@@ -299,52 +295,28 @@ def as_dict(part: Component) -> dict[str, object]:
 
 def type_name(kind: Any) -> str:
     """Return an option's type in words: ``int``, ``tuple of int``, ``float or none``."""
+    if (inner := without_none(kind)) is not kind:
+        return f"{type_name(inner)} or none"
     if typing.get_origin(kind) is tuple:
         return f"tuple of {type_name(typing.get_args(kind)[0])}"
-    if is_union(kind):
-        return " or ".join(type_name(member) for member in typing.get_args(kind))
-    return "none" if kind is type(None) else str(kind.__name__)
+    return str(kind.__name__)
 
 
-def is_union(kind: Any) -> bool:
-    """Return whether a type is a union, in either spelling."""
-    return typing.get_origin(kind) in (types.UnionType, typing.Union)  # X | None, Optional[X]
+def without_none(kind: Any) -> Any:
+    """Return T where a type is ``T | None`` or ``Optional[T]``, any other type as it is."""
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):
+        return kind
+    return next(member for member in typing.get_args(kind) if member is not type(None))
 
 
-def _strict(*accepted: type) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, target: Any) -> Any:
-        if isinstance(value, accepted) and (bool in accepted or not isinstance(value, bool)):
-            return target(value)
-        raise TypeError(value)
-
-    return structure
-
-
-_converter = cattrs.Converter(detailed_validation=False)
-_converter.register_structure_hook(bool, _strict(bool))
-_converter.register_structure_hook(int, _strict(int))
-_converter.register_structure_hook(float, _strict(float, int))
-_converter.register_structure_hook(str, _strict(str))
-
-
-def _structure(value: object, declared: Option, where: str) -> object:
-    wanted = declared.type
-    try:
-        if is_union(wanted):
-            if value is None:
-                return None
-            wanted = next(k for k in typing.get_args(wanted) if k is not type(None))
-        if typing.get_origin(wanted) is tuple:
-            return _converter.structure([*_elements(value)], wanted)
-        return _converter.structure(value, wanted)
-    except (TypeError, ValueError, OverflowError, cattrs.errors.StructureHandlerNotFoundError):
-        raise OptionError(
-            f"{label(where, declared.name)}: {value!r} is not allowed; "
-            f"allowed: {type_name(declared.type)} ({declared.help})"
-        ) from None
-
-
-def _elements(value: object) -> Sequence[object]:
-    if isinstance(value, list | tuple):
-        return value
-    raise TypeError(value)  # a string is a sequence, too, but not a tuple of options
+def _structure(value: Any, kind: Any) -> Any:
+    """Return a plain value as an option's type. Raises `TypeError` if it is of another one."""
+    inner = without_none(kind)
+    if value is None and inner is not kind:
+        return None
+    if typing.get_origin(inner) is tuple and isinstance(value, list | tuple):
+        return tuple(_structure(element, typing.get_args(inner)[0]) for element in value)
+    accepted = (int, float) if inner is float else inner
+    if isinstance(value, accepted) and (inner is bool or not isinstance(value, bool)):
+        return inner(value)
+    raise TypeError(value)

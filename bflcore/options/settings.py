@@ -20,28 +20,19 @@ class RunSettings(Component):
     rounds: int = option(100, "number of rounds of federated training", at_least=1)
     pretrain: float = option(
         0.0,
-        "fraction of all training samples on which the global model is trained before round 1 "
-        "(its result is the first start and prior; 0 = no pre-training)",
+        "fraction of all training samples used to pre-train the initial model and prior (0 = none)",
         at_least=0,
         at_most=1,
     )
-    cohort: int = option(0, "clients drawn per round (0 = all)", at_least=0)
-    share: str = option("all", "which parameters are shared with the server", choices=SHARING)
+    cohort: int = option(0, "number of clients drawn per round (0 = all)", at_least=0)
+    share: str = option("all", "parameters shared with the server", choices=SHARING)
     min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
-    block: int = option(
-        32, "number of consecutive clients whose results are summed first", at_least=1
-    )
+    block: int = option(32, "number of consecutive clients summed as one block", at_least=1)
     drop_out: float = option(
-        0.0,
-        "simulated fault: probability that a client does not reply in a round",
-        at_least=0,
-        at_most=1,
+        0.0, "simulated fault: probability that a client does not reply", at_least=0, at_most=1
     )
     corrupt: float = option(
-        0.0,
-        "simulated fault: probability that a client's result is garbage",
-        at_least=0,
-        at_most=1,
+        0.0, "simulated fault: probability that a client result is invalid", at_least=0, at_most=1
     )
     checkpoint_every: int = option(1, "number of rounds between checkpoints", at_least=1)
     eval_every: int = option(
@@ -51,9 +42,7 @@ class RunSettings(Component):
     device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
     dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))
     seed: int = option(0, "random seed", at_least=0)
-    log: tuple[str, ...] = option(
-        (), "loggers besides metrics.jsonl, by name, separated by commas: csv,tensorboard"
-    )
+    log: tuple[str, ...] = option((), "loggers besides metrics.jsonl: csv,tensorboard,...")
 
 
 @component
@@ -64,13 +53,9 @@ class DataSettings(Component):
     name = "data"
 
     data: str = option("mnist5k", "data set, or path/to/data.npz")
-    data_dir: str | None = option(
-        None, "folder that holds the data set (none = where it is installed)"
-    )
-    download: bool = option(False, "download the data set if it is absent")
-    partition: str = option(
-        "iid", "division of the samples among clients: iid, labels:5, dirichlet:0.5, ..."
-    )
+    data_dir: str | None = option(None, "folder of the data set (none = where it is installed)")
+    download: bool = option(False, "download of the data set if it is absent")
+    partition: str = option("iid", "division of the samples among clients: labels:5, ...")
     clients: int = option(10, "number of clients", at_least=1)
     novel_clients: int = option(0, "number of clients held out of training", at_least=0)
     train_per_class: int | None = option(
@@ -81,13 +66,12 @@ class DataSettings(Component):
     )
     test_fraction: float = option(
         0.2,
-        "fraction of each client's samples held out for testing (where no number per class is set)",
+        "fraction of a client's samples held out for testing (without --test-per-class)",
         above=0,
         below=1,
     )
     label_noise: str | None = option(
-        None,
-        "noise on the training labels after the split: pair:0.1, symmetric:0.4, ... (none = off)",
+        None, "noise on the training labels after the split: pair:0.1, ... (none = off)"
     )
 
 

@@ -10,10 +10,10 @@ from bflcore.options import (
     Component,
     build,
     find_option,
-    is_union,
     label,
     options_of,
     type_name,
+    without_none,
 )
 
 __all__ = ["parse_spec", "parse_text", "read_value", "spec_text", "value_text"]
@@ -73,10 +73,8 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 def read_value(text: str, kind: Any, where: str) -> object:
     """Read a value of a type from text; `where` names it in the `OptionError` of a wrong one."""
     try:
-        if is_union(kind):
-            if text.lower() == "none":
-                return None
-            kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        if without_none(kind) is not kind:
+            return None if text.lower() == "none" else read_value(text, without_none(kind), where)
         if typing.get_origin(kind) is tuple:
             element = typing.get_args(kind)[0]
             return tuple(read_value(word, element, where) for word in filter(None, text.split(",")))

@@ -1,16 +1,18 @@
 """The registry: every installed component by kind and name, and why a plugin is broken.
 
-Entry points load one by one, sorted by distribution. A plugin is all or nothing: whatever goes
-wrong with it marks it broken, with the reason and its distribution, and everything else works.
-Set ``BFL_STRICT_PLUGINS=1`` to raise instead.
+Entry points load one by one, sorted by distribution. A plugin registers everything or nothing: any
+error marks it as broken, with the reason and its distribution, and everything else works. Set
+``BFL_STRICT_PLUGINS=1`` to raise instead.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,20 +65,12 @@ class Plugin:
     components: tuple[tuple[str, str], ...] = ()
 
 
-@attrs.frozen
-class Entry:
-    """A component and the distribution that contributes it."""
-
-    component: type[Any]
-    owner: str
-
-
 class View(Mapping[str, "type[C]"]):
     """The components of one kind, by name or alias; iterates over the names, sorted."""
 
-    def __init__(self, kind: str, entries: Mapping[str, Entry], registry: Registry) -> None:
+    def __init__(self, kind: str, found: Mapping[str, type[C]], registry: Registry) -> None:
         self._kind = kind
-        self._entries = entries  # by name and by alias
+        self._found = found  # by name and by alias
         self._registry = registry
 
     def __getitem__(self, name: str) -> type[C]:
@@ -84,30 +78,24 @@ class View(Mapping[str, "type[C]"]):
 
         Raises `OptionError` with the nearest name if there is none.
         """
-        return self.entry(name).component
+        if name not in self._found:
+            broken = any(plugin.state != "ok" for plugin in self._registry.plugins)
+            hint = " (a plugin is broken: bfl list-plugins)" if broken else ""
+            raise unknown(self._kind, name, self._found, f"bfl list {self._kind}{hint}")
+        return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
-        names = (name for name, entry in self._entries.items() if name == entry.component.name)
-        return iter(sorted(names))
+        return iter(sorted({component.name for component in self._found.values()}))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._found
 
     def get(self, name: str, default: D | None = None) -> type[C] | D | None:  # type: ignore[override]
         """Return the component of this name or alias, or `default`."""
-        entry = self._entries.get(name)
-        return default if entry is None else entry.component
-
-    def entry(self, name: str) -> Entry:
-        """Return the component of this name or alias with its distribution."""
-        if name not in self._entries:
-            broken = any(plugin.state != "ok" for plugin in self._registry.plugins)
-            hint = " (a plugin is broken: bfl list-plugins)" if broken else ""
-            raise unknown(self._kind, name, self._entries, f"bfl list {self._kind}{hint}")
-        return self._entries[name]
+        return self._found.get(name, default)
 
 
 class Registry:
@@ -129,15 +117,11 @@ class Registry:
     commands: View[Command]
 
     def __init__(self) -> None:
-        self._plugins: list[Plugin] = []
-        self._entries: dict[str, dict[str, Entry]] = {kind.name: {} for kind in KINDS}
+        self.plugins: list[Plugin] = []  # working or not: the core first, then by name
+        self._owners: dict[type[Component], str] = {}
+        self._found: dict[str, dict[str, type[Component]]] = {kind.name: {} for kind in KINDS}
         for kind in KINDS:
-            setattr(self, kind.plural, View(kind.name, self._entries[kind.name], self))
-
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        """Every plugin found, working or not: the core first, then by name."""
-        return tuple(self._plugins)
+            setattr(self, kind.plural, View(kind.name, self._found[kind.name], self))
 
     def of(self, kind: str) -> View[Any]:
         """Return the components of a kind that is known by name only.
@@ -149,28 +133,25 @@ class Registry:
 
     def owner(self, kind: str, name: str) -> str:
         """Return the distribution that contributes a component."""
-        return self.of(kind).entry(name).owner
+        return self._owners[self.of(kind)[name]]
 
     def add(self, plugin: Plugin, components: Iterable[type[Component]]) -> None:
         """Register a working plugin's components: all of them, or none and `PluginError`."""
-        found = list(components)
-        taken: set[tuple[str, str]] = set()
-        for component in found:
+        new: dict[str, dict[str, type[Component]]] = {kind.name: {} for kind in KINDS}
+        names = []
+        for component in components:
+            kind = component.kind
+            names.append((kind, component.name))
             for name in (component.name, *component.aliases):
-                owner = self._entries[component.kind].get(name)
-                if owner or (component.kind, name) in taken:
-                    by = f"by {owner.owner}" if owner else "twice by this plugin"
-                    raise PluginError(f"{component.kind} {name!r} is already registered {by}")
-                taken.add((component.kind, name))
-        for component in found:
-            for name in (component.name, *component.aliases):
-                self._entries[component.kind][name] = Entry(component, plugin.name)
-        names = tuple((component.kind, component.name) for component in found)
-        self._plugins.append(attrs.evolve(plugin, components=names))
-
-    def add_broken(self, plugin: Plugin, reason: str) -> None:
-        """Record a plugin that does not work."""
-        self._plugins.append(attrs.evolve(plugin, state="broken", reason=reason))
+                if name in self._found[kind] or name in new[kind]:
+                    twice = name in new[kind]
+                    by = "twice by this plugin" if twice else f"by {self.owner(kind, name)}"
+                    raise PluginError(f"{kind} {name!r} is already registered {by}")
+                new[kind][name] = component
+        for kind, found in new.items():
+            self._found[kind].update(found)
+            self._owners |= dict.fromkeys(found.values(), plugin.name)
+        self.plugins.append(attrs.evolve(plugin, components=tuple(names)))
 
 
 @cache
@@ -184,20 +165,15 @@ def read_plugins(core: ModuleType) -> Registry:
     registry = Registry()
     version = metadata.version(CORE)
     registry.add(Plugin(CORE, version, core.__name__), _components_of(core))
-    for plugin, installed in _installed():
-        _load(registry, plugin, installed, version)
-    return registry
-
-
-def _installed() -> list[tuple[Plugin, metadata.Distribution]]:
-    """Return every plugin with its metadata, sorted; a name's first place on the path wins."""
     found: dict[str, list[tuple[Plugin, metadata.Distribution]]] = {}
     for installed in metadata.distributions():
-        plugins = _plugins_of(installed)
-        if plugins:
+        if plugins := _plugins_of(installed):  # of a name found twice, the first on the path counts
             name = canonicalize_name(plugins[0].name)
             found.setdefault(name, [(plugin, installed) for plugin in plugins])
-    return [pair for _, pairs in sorted(found.items()) for pair in pairs]
+    for _, pairs in sorted(found.items()):
+        for plugin, installed in pairs:
+            _load(registry, plugin, installed, version)
+    return registry
 
 
 def _plugins_of(installed: metadata.Distribution) -> list[Plugin]:
@@ -216,7 +192,7 @@ def _plugins_of(installed: metadata.Distribution) -> list[Plugin]:
 
 
 def _metadata(installed: metadata.Distribution, field: str) -> list[str]:
-    """Return a field's values; none where the metadata are missing, which some finders raise."""
+    """Return a field's values; none if the metadata are missing, for which some finders raise."""
     try:
         return installed.metadata.get_all(field) or []
     except (OSError, ValueError, AttributeError):
@@ -226,24 +202,20 @@ def _metadata(installed: metadata.Distribution, field: str) -> list[str]:
 def _load(
     registry: Registry, plugin: Plugin, installed: metadata.Distribution, core_version: str
 ) -> None:
-    name, version = plugin.name, plugin.version
     try:
+        if plugin.state != "ok":
+            raise PluginError(plugin.reason)  # noqa: TRY301 - reported like any other failure
         _check_requirement(_declared_requirement(installed), core_version)
-        module = _module_of(plugin)
+        module = metadata.EntryPoint("plugin", plugin.module, GROUP).load()
         _check_requirement(getattr(module, "BFLCORE_REQUIRES", ""), core_version)
         registry.add(plugin, _components_of(module))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may do anything, even exit
+        reason = _reason(error)
         if os.environ.get("BFL_STRICT_PLUGINS") == "1":
-            raise PluginError(f"plugin {name} {version}: {_reason(error)}") from error
-        registry.add_broken(plugin, _reason(error))
-
-
-def _module_of(plugin: Plugin) -> object:
-    if plugin.state != "ok":
-        raise PluginError(plugin.reason)
-    return metadata.EntryPoint("plugin", plugin.module, GROUP).load()
+            raise PluginError(f"plugin {plugin.name} {plugin.version}: {reason}") from error
+        registry.plugins.append(attrs.evolve(plugin, state="broken", reason=reason))
 
 
 def _reason(error: BaseException) -> str:
@@ -260,14 +232,12 @@ def _declared_requirement(installed: metadata.Distribution) -> str:
     """Return the versions of the core that a distribution's metadata ask for, all of them."""
     specifiers = []
     for line in _metadata(installed, "Requires-Dist"):
-        try:
+        with suppress(InvalidRequirement):
             requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if canonicalize_name(requirement.name) == CORE and applies and requirement.specifier:
-            specifiers.append(str(requirement.specifier))
-    return ",".join(specifiers)
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if canonicalize_name(requirement.name) == CORE and applies:
+                specifiers.append(str(requirement.specifier))
+    return ",".join(filter(None, specifiers))
 
 
 def _check_requirement(specifier: str, version: str) -> None:
@@ -284,54 +254,47 @@ def _components_of(module: object) -> list[type[Component]]:
 
     Nothing is left half registered: a plugin that fails takes its manager with it.
     """
+    _check_hooks(module)
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
-    _refuse_misspelt(module)
     manager.register(module)
-    manager.check_pending()
     components: list[type[Component]] = []
     for kind in KINDS:
         caller = getattr(manager.hook, kind.hook)
         results = caller()
         if caller.get_hookimpls() and not results:  # pluggy drops None
             raise PluginError(f"{kind.hook} returned nothing; yield the classes")
-        for yielded in results:
-            components += [_checked(component, kind) for component in yielded]
+        for component in chain(*results):
+            _check_component(component, kind)
+            components.append(component)
     return components
 
 
-def _refuse_misspelt(module: object) -> None:
-    for name in _hooklike(module):
+def _check_hooks(module: object) -> None:
+    """Raise `PluginError` for a function that is named or marked like a hook, but is none."""
+    for name, value in vars(module).items():
+        marked = hasattr(value, f"{GROUP}_impl")
+        if not callable(value) or not (marked or name.startswith("bfl_")):
+            continue
         if name not in HOOKS:
             near = nearest(name, HOOKS)
             raise PluginError(f"unknown hook {name}{near}; hooks: {', '.join(HOOKS)}")
-        if not hasattr(getattr(module, name), f"{GROUP}_impl"):
+        if not marked:
             raise PluginError(f"{name} is not marked; write @hookimpl above it")
 
 
-def _hooklike(module: object) -> Iterator[str]:
-    for name, value in vars(module).items():
-        marked = hasattr(value, f"{GROUP}_impl")
-        if callable(value) and (marked or name.startswith("bfl_")):
-            yield name
-
-
-def _checked(component: Any, kind: Kind) -> type[Component]:
-    """Return a component that a hook yielded. Raises `PluginError` unless it is of the kind."""
-    base = kind.base_class
-    fits = isinstance(component, type) and issubclass(component, base)
-    if not fits or getattr(component, "kind", None) != kind.name:
+def _check_component(component: Any, kind: Kind) -> None:
+    """Raise `PluginError` unless a component that a hook yielded is a named one of the kind."""
+    fits = isinstance(component, type) and issubclass(component, kind.base_class)
+    if not fits or component.kind != kind.name:
         raise PluginError(
-            f"{kind.hook} yielded {component!r}; expected a subclass of {kind.public_base}"
+            f"{kind.hook} yielded {component!r}; expected a subclass of bflcore.{kind.base}"
         )
+    yielded = f"{kind.hook} yielded {component.__name__}"
     if not _is_name(getattr(component, "name", None)):
-        raise PluginError(f"{kind.hook} yielded {component.__name__}, which has no name")
+        raise PluginError(f"{yielded}, which has no name")
     if not (isinstance(component.aliases, tuple) and all(map(_is_name, component.aliases))):
-        raise PluginError(
-            f"{kind.hook} yielded {component.__name__}; its aliases must be a tuple of names"
-        )
-    found: type[Component] = component
-    return found
+        raise PluginError(f"{yielded}; its aliases must be a tuple of names")
 
 
 def _is_name(value: object) -> bool:

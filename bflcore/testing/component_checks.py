@@ -12,7 +12,7 @@ from functools import cache
 import attrs
 
 from bflcore.options import Component, as_dict, build, options_of
-from bflcore.options.kinds import KINDS
+from bflcore.options.kinds import FITTED
 from bflcore.options.text import parse_text, value_text
 
 __all__ = ["checks_of"]
@@ -20,7 +20,7 @@ __all__ = ["checks_of"]
 Part = type[Component]
 
 WORDS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-CITED = tuple(kind.name for kind in KINDS if kind.cites)
+CITED = ("method", "inference", *FITTED)
 
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:

@@ -201,7 +201,7 @@ MISTAKES = {
     "option-text": (("run", "fedavg", "--lr", "fast"), "inference.lr: 'fast' is not allowed"),
     "option-of-nothing": (
         ("run", "fedavg", "-o", "likelihood.noise_variance=3"),
-        "likelihood.noise_variance: no likelihood is chosen; add --likelihood NAME",
+        "likelihood.noise_variance: no likelihood is chosen; choose one with --likelihood NAME",
     ),
     "clients": (("run", "fedavg", "--clients", "0"), "--clients: 0 is not allowed"),
     "clients-text": (("run", "fedavg", "--clients", "ten"), "--clients: 'ten' is not allowed"),

@@ -105,8 +105,14 @@ def test_label_noise_takes_options_of_a_table():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"likelihood": {"noise_variance": 1.0}}, "likelihood.noise_variance: no likelihood is"),
-        ({"label-noise": {"eps": 0.1}}, "label-noise.eps: none has no options"),
+        (
+            {"likelihood": {"noise_variance": 1.0}},
+            "likelihood.noise_variance: no likelihood is chosen",
+        ),
+        (
+            {"label-noise": {"eps": 0.1}},
+            "label-noise.eps: no label-noise is chosen; choose one with --label-n",
+        ),
         ({"data": {"data": "a.npz"}, "dataset": {"owners": 1}}, "dataset.owners: a.npz has no op"),
         ({"rounds": 0}, "--rounds: 0 is not allowed; allowed: at least 1"),
         ({"data": {"clinets": 3}}, r"'--clinets' \(did you mean --clients\?\)"),
