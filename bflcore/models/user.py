@@ -72,8 +72,8 @@ class UserModel(Model):
     def head(self, network: nn.Module) -> str:
         """Return the head that the network declares, else the path of the last linear layer.
 
-        The attribute ``head`` is a module path, or the head itself. Raises `OptionError` if the path
-        does not lead to a layer with parameters.
+        The attribute ``head`` is a module path, or the head itself. Raises `OptionError` if it does
+        not name a layer with parameters.
         """
         declared = getattr(network, "head", None)
         if isinstance(declared, nn.Module) and _trains(declared):

@@ -160,5 +160,5 @@ def _divides(groups: int, channels: int) -> None:
     if channels % groups:
         allowed = ", ".join(str(g) for g in range(1, channels + 1) if channels % g == 0)
         raise OptionError(
-            f"groups: {groups} is not allowed; allowed: {allowed} (the divisors of {channels} channels)"
+            f"groups: {groups} is not allowed; allowed: {allowed} (divisors of {channels})"
         )
