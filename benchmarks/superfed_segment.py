@@ -59,7 +59,7 @@ def main() -> None:
         broadcast = Broadcast(problem.rounds, server, server)
         predictions = inference.curves(problem, broadcast, members, x[None])["lambda"].values()
         sums = (metrics.classification_sums(p.draws[0], y) for p in predictions)
-        found.setdefault(label, []).append([metrics.figures(one) for one in sums])
+        found.setdefault(label, []).append([metrics.metrics_of(one) for one in sums])
 
     begun = [
         client

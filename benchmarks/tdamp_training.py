@@ -100,9 +100,9 @@ def figures(run: Prepared, posterior: Any, **reading: Any) -> dict[str, float]:
     found = inference.predict(problem, posterior, {}, x[None], [])
     draws = found.draws[0]
     if found.noise is None:
-        return metrics.figures(metrics.classification_sums(draws, y, BINS))
+        return metrics.metrics_of(metrics.classification_sums(draws, y, BINS))
     variance = draws.var(0, correction=0) + found.noise
-    return metrics.figures(metrics.regression_sums(draws.mean(0), variance, y))
+    return metrics.metrics_of(metrics.regression_sums(draws.mean(0), variance, y))
 
 
 def main() -> None:

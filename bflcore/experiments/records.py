@@ -138,13 +138,16 @@ def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
     total = reduce(metrics.add, (dict(sums) for _, sums in members))
     detail: Record = {
         "clients": [
-            {"client": client, "examples": int(sums["examples"]), **metrics.figures(sums)}
+            {"client": client, "examples": int(sums["examples"]), **metrics.metrics_of(sums)}
             for client, sums in members
         ],
-        "pooled": metrics.figures(total),
+        "pooled": metrics.metrics_of(total),
     }
     if "bin_count" in total:
-        detail |= {"reliability": metrics.curve(total), "retention": metrics.retention(total)}
+        detail |= {
+            "reliability": metrics.reliability_diagram(total),
+            "retention": metrics.retention_curve(total),
+        }
     return detail
 
 
@@ -159,7 +162,7 @@ def _curves(found: Sequence[Evaluation]) -> Record:
             curves[axis][kind] = _columns([{n: f[kind] for n, f in at.items()} for at in over])
         curves[axis]["clients"] = [
             {"client": e.client}
-            | _columns([metrics.figures(e.curves[axis][value]) for value in values])
+            | _columns([metrics.metrics_of(e.curves[axis][value]) for value in values])
             for e in found
         ]
     return curves

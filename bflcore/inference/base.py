@@ -1,4 +1,4 @@
-"""The seam of local inference: how a client's data turns a prior into a posterior."""
+"""The interface of local inferences: how a client's data turn a prior into a posterior."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ __all__ = ["Explorable", "LocalInference"]
 class LocalInference(Component, abc.ABC):
     """Base of local inferences.
 
-    `fit` is batched over clients: a cohort of K gives what K cohorts of one give, to rounding.
+    `fit` handles a cohort of K clients at once, and returns what K cohorts of one client would, up
+    to rounding.
     """
 
     kind: ClassVar[str] = "inference"
     family: ClassVar[str]  # name of the posterior family that `fit` returns
     # Claims that `bflcore.testing` checks:
-    # exact-conjugate  the exact posterior of linear regression with known noise, where each sample
-    #                  depends on one parameter
+    # exact-conjugate  `fit` returns the exact posterior of linear regression with known noise if
+    #                  each sample depends on one parameter
     tags: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, problem: Problem) -> None:
-        """Raise `OptionError` for a problem that this inference cannot handle.
+        """Raise `OptionError` for a problem that this inference cannot handle (default: none).
 
-        Called once, before a run writes anything. By default every problem is accepted.
+        Called once, before a run writes anything.
         """
 
     @abc.abstractmethod
@@ -44,27 +45,27 @@ class LocalInference(Component, abc.ABC):
         """Return the posterior ``[P]`` over all parameters before any data is seen."""
 
     def prior(self, problem: Problem) -> Posterior:
-        """Return the first round's prior ``[P]``: by default the initial posterior."""
+        """Return the prior ``[P]`` of the first round (default: the initial posterior)."""
         return self.initial(problem)
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory of a client that has not trained yet, without a client axis.
+        """Return the memory of one client before training, without a client axis.
 
-        By default its posterior over the personal parameters, as initialised.
+        By default it holds the initial posterior over the personal parameters.
         """
         return Memory(personal=self.initial(problem).split(problem.layout)[1]).pack()
 
     @abc.abstractmethod
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Infer every client's posterior from its data, the start and the prior."""
+        """Infer each client's posterior ``[K, P]`` from its data, the start and the prior."""
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Return the memory ``[K, ...]`` with which the clients will predict.
+        """Return the memory ``[K, ...]`` with which the clients will predict (default: unchanged).
 
-        Called before each evaluation; clients of a `novel` cohort were held out of training and
-        may adapt here, from their training data. By default the memory is unchanged.
+        Called before each evaluation. Clients of a `novel` cohort were held out of training and may
+        adapt to their training data here.
         """
         return cohort.memory
 
@@ -72,27 +73,27 @@ class LocalInference(Component, abc.ABC):
     def predict(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
-        """Predict each client's own samples `x` ``[K, B, ...]``.
+        """Predict the targets of samples `x` ``[K, B, ...]``, row k by client k.
 
-        From the server's posterior (``broadcast.start``), the clients' memories, and noise from
-        ``cohort.streams("predict")``; the cohort's training data is not used.
+        Uses the server's posterior (``broadcast.start``), the clients' memories, and noise from
+        ``cohort.streams("predict")``; the cohort's training data are not used.
         """
 
 
 @runtime_checkable
 class Explorable(Protocol):
-    """An inference whose report shows more: predictions along an axis, and a loss landscape."""
+    """An inference for which the report also draws metrics along an axis, and a loss landscape."""
 
     def curves(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Mapping[str, Mapping[float, Predictive]]:
-        """Predict `x` along quantities of the method: axis name -> value -> prediction.
+        """Predict `x` ``[K, B, ...]`` at values of a quantity: axis name -> value -> prediction.
 
-        Evaluation measures every prediction on the clients' test samples, and the report draws
-        the metrics over the values.
+        Each prediction is evaluated on the clients' test samples, and the report plots the metrics
+        against the values.
         """
 
     def landmarks(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Return one or two networks ``[K, P]`` by label, through which the landscape is drawn."""
+        """Return one or two networks ``[K, P]`` by label; the landscape is drawn through them."""

@@ -1,11 +1,11 @@
 """Estimators of the gradient of E_q[-log p(y | x, w)] for a mean-field Gaussian q.
 
-All three have the same expectation and differ in variance and cost (in a convolution, local
-reparameterisation draws the noise of each position by itself though the positions share their
-weights: an approximation, as is usual there). Gradients are taken in the
-mean and in log sigma: d/d(log sigma) = sigma d/d(sigma) = 2 sigma^2 d/d(sigma^2), so that each
-estimator differentiates what is cheapest for it. Noise enters as tensors drawn from each client's
-own generator, so a cohort of K computes what K cohorts of one compute.
+All three have the same expectation and differ in variance and cost. (In a convolution, local
+reparameterisation draws independent noise at each position although the positions share their
+weights: the usual approximation.) Gradients are with respect to the mean and to log sigma; since
+d/d(log sigma) = sigma d/d(sigma) = 2 sigma^2 d/d(sigma^2), each estimator differentiates with
+respect to what is cheapest. Noise is drawn from each client's own generator, so a cohort of K
+computes what K cohorts of one compute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Estimator(abc.ABC):
-    """Base of estimators; made once a round for one problem."""
+    """Base of estimators; built once per round for one problem."""
 
     def __init__(self, problem: Problem, streams: Sequence[torch.Generator]) -> None:
         self.problem = problem
@@ -40,13 +41,16 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, mean: Tensor, sigma: Tensor, batch: Batch) -> Gradients:
-        """Return the loss ``[k]`` and its gradients in the mean and in log sigma ``[k, P]``."""
+        """Return the losses ``[k]`` and their gradients for the mean and log sigma ``[k, P]``.
+
+        `mean` and `sigma` ``[k, P]``.
+        """
 
 
 def estimator(
     name: str, problem: Problem, streams: Sequence[torch.Generator], sample: Tensor
 ) -> Estimator:
-    """Return the estimator called `name`; `sample` ``[1, ...]`` shows what the network sees."""
+    """Return the estimator called `name`; `sample` ``[1, ...]`` is any input of the network."""
     if name == "reparameterisation":
         return Reparameterisation(problem, streams)
     layer = LocalLayer if name == "local-reparameterisation" else FlipoutLayer
@@ -56,7 +60,7 @@ def estimator(
 class Reparameterisation(Estimator):
     """One weight draw per minibatch: w = mean + sigma * eps (Blundell et al. 2015, eq. 2).
 
-    The weights are the leaf: with g = dL/dw, the gradients are g and g * eps * sigma.
+    Only dL/dw = g is differentiated; the gradients are then g and g * eps * sigma.
     """
 
     def __init__(self, problem: Problem, streams: Sequence[torch.Generator]) -> None:
@@ -72,21 +76,26 @@ class Reparameterisation(Estimator):
 
 
 class PerturbedLayer(nn.Module, abc.ABC):
-    """A linear or convolutional layer whose weights are Gaussian.
+    """A linear or convolutional layer with Gaussian weights: its forward pass plus noise.
 
-    `weight` and `bias` hold means, `weight_spread` and `bias_spread` how far they vary; all are
-    set at each call. The forward pass is that of the layer it stands for, plus noise.
+    `weight` and `bias` are the means; `weight_spread` and `bias_spread` say how much the weights
+    vary, in the sense of each subclass. All four, and the buffers named in `noises`, are replaced
+    at each call.
     """
+
+    noises: ClassVar[tuple[str, ...]]
+    weight_spread: Tensor
+    bias_spread: Tensor
 
     def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
-        self._layer = [layer]  # in a list, so that it is no submodule
-        self.weight_spread = nn.Buffer(torch.empty(0))
-        self.bias_spread = nn.Buffer(torch.empty(0))
+        self._layer = [layer]  # in a list, so that it is not a submodule
+        for name in ("weight_spread", "bias_spread", *self.noises):
+            self.register_buffer(name, torch.empty(0))
 
     def apply_with(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Run the layer with other parameters."""
+        """Run the layer on `x` ``[B, ...]`` with other parameters (shapes as in the layer)."""
         layer = self._layer[0]
         if isinstance(layer, nn.Linear):
             return functional.linear(x, weight, bias)
@@ -95,7 +104,7 @@ class PerturbedLayer(nn.Module, abc.ABC):
         )
 
     def apply_spread(self, x: Tensor) -> Tensor:
-        """Run the layer with its spreads for parameters."""
+        """Run the layer on `x` ``[B, ...]`` with its spreads as parameters."""
         return self.apply_with(
             x, self.weight_spread, None if self.bias is None else self.bias_spread
         )
@@ -103,21 +112,20 @@ class PerturbedLayer(nn.Module, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
-        """Return, for one sample, the shape of each noise tensor the layer takes."""
+        """Return the shape of each noise tensor per sample, from a batch ``[B, ...]``."""
 
 
 class LocalLayer(PerturbedLayer):
     """Local reparameterisation: noise on pre-activations (Kingma et al. 2015, eq. 6).
 
-    Its spreads are variances.
+    The spreads are variances.
     """
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        super().__init__(layer)
-        self.noise = nn.Buffer(torch.empty(0))
+    noises = ("noise",)
+    noise: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return mean + sqrt(variance) * noise of the pre-activations."""
+        """Return pre-activations mean + sqrt(variance) * noise ``[B, ...]``."""
         variance = self.apply_spread(x.square())
         # The floor keeps the square root's gradient finite where an input is all zero.
         deviation = variance.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
@@ -125,7 +133,7 @@ class LocalLayer(PerturbedLayer):
 
     @staticmethod
     def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
-        """One normal a pre-activation."""
+        """Return the shape of one normal per pre-activation ``[...]``."""
         del layer, inputs
         return {"noise": outputs.shape[1:]}
 
@@ -133,16 +141,15 @@ class LocalLayer(PerturbedLayer):
 class FlipoutLayer(PerturbedLayer):
     """Flipout: one shared weight perturbation, its sign flipped per sample (Wen et al. 2018).
 
-    Its spreads are perturbations, sigma * eps.
+    The spreads are perturbations sigma * eps.
     """
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        super().__init__(layer)
-        self.sign_in = nn.Buffer(torch.empty(0))
-        self.sign_out = nn.Buffer(torch.empty(0))
+    noises = ("sign_in", "sign_out")
+    sign_in: Tensor
+    sign_out: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return W x + s_out * (Delta W (s_in * x))."""
+        """Return pre-activations W x + s_out * (Delta W (s_in * x)) ``[B, ...]``."""
         sign_in, sign_out = (
             torch.where(sign < 0, -1.0, 1.0).to(x.dtype) for sign in (self.sign_in, self.sign_out)
         )
@@ -151,19 +158,19 @@ class FlipoutLayer(PerturbedLayer):
 
     @staticmethod
     def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
-        """One sign an input and an output channel; the sign of a normal is a fair coin."""
+        """Return the shapes of one normal per input and output channel, used for their signs."""
         return {"sign_in": _channels(layer, inputs), "sign_out": _channels(layer, outputs)}
 
 
 def _channels(layer: nn.Module, values: Tensor) -> torch.Size:
-    """Return the shape in which one number a channel spreads over a sample of `values`."""
+    """Return the shape in which one number per channel broadcasts over a sample of `values`."""
     if isinstance(layer, nn.Conv2d):
         return torch.Size((values.shape[1], 1, 1))
     return torch.Size((*(1 for _ in values.shape[1:-1]), values.shape[-1]))
 
 
 class LayerwiseEstimator(Estimator):
-    """Noise inside every linear and convolutional layer; other parameters are drawn whole."""
+    """Noise inside every linear and convolutional layer; other parameters are drawn as weights."""
 
     def __init__(
         self,
@@ -180,8 +187,12 @@ class LayerwiseEstimator(Estimator):
         }
         self.shapes = _noise_shapes(self.network, originals, layer, sample)
         for path, module in originals.items():
-            self._replace(path, layer(module))
-        self.drawn = [  # parameters of all other layers (a norm's scale, say)
+            parent, _, name = path.rpartition(".")
+            if path:
+                setattr(self.network.get_submodule(parent), name, layer(module))
+            else:
+                self.network = layer(module)
+        self.drawn = [  # parameters of all other layers (the scale of a norm, for example)
             name for name in problem.layout.names if name.rpartition(".")[0] not in originals
         ]
 
@@ -191,30 +202,33 @@ class LayerwiseEstimator(Estimator):
             name: self.noise.fill(mean.new_zeros(shape + size), batch.sizes)
             for name, size in self.shapes.items()
         }
-        eps = None
-        if self.flips or self.drawn:
-            eps = self.noise.fill(mean.new_empty(mean.shape))
-        # The leaves: means, spreads (see PerturbedLayer), and whole draws of other parameters.
-        spread = sigma * eps if self.flips and eps is not None else sigma.square()
+        eps = mean.new_empty(mean.shape if self.flips or self.drawn else 0)
+        self.noise.fill(eps)
+        # The leaves: means, spreads (see PerturbedLayer), and draws of the other parameters.
+        spread = sigma * eps if self.flips else sigma.square()
         leaves = [mean.detach().requires_grad_(), spread.requires_grad_()]
-        if self.drawn and eps is not None:
+        if self.drawn:
             leaves.append(torch.addcmul(mean, sigma, eps).requires_grad_())
         outputs = self._outputs(batch.x, leaves, noise)
         nll = loss_per_client(self.problem, outputs, batch)
         d_mean, d_spread, *d_draw = torch.autograd.grad(nll.sum(), leaves)
         # d/d(log sigma): a perturbation is proportional to sigma, a variance to sigma^2.
         d_log_sigma = d_spread.mul_(spread.detach() if self.flips else 2 * spread.detach())
-        if d_draw and eps is not None:
+        if self.drawn:
             d_mean = d_mean + d_draw[0]
             d_log_sigma = d_log_sigma + d_draw[0] * eps * sigma
         return nll.detach(), d_mean, d_log_sigma
 
     def _outputs(self, x: Tensor, leaves: list[Tensor], noise: dict[str, Tensor]) -> Tensor:
-        count = len(leaves)
-
         def call(x: Tensor, *tensors: Tensor) -> Tensor:
-            parameters = self._parameters(*tensors[:count])
-            parameters |= dict(zip(noise, tensors[count:], strict=True))
+            vectors, noises = tensors[: len(leaves)], tensors[len(leaves) :]
+            means, spreads, *draws = map(self.problem.layout.unflatten, vectors)
+            parameters = dict(zip(noise, noises, strict=True))
+            for name, value in means.items():
+                if name in self.drawn:
+                    parameters[name] = draws[0][name]
+                else:
+                    parameters |= {name: value, f"{name}_spread": spreads[name]}
             result: Tensor = functional_call(self.network, parameters, (x,))
             return result
 
@@ -223,31 +237,10 @@ class LayerwiseEstimator(Estimator):
             return call(*(tensor.squeeze(0) for tensor in arguments)).unsqueeze(0)
         return vmap(call)(*arguments)
 
-    def _parameters(
-        self, mean: Tensor, spread: Tensor, draw: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        layout = self.problem.layout
-        spreads = layout.unflatten(spread)
-        tensors = layout.unflatten(mean)
-        tensors |= {
-            f"{name}_spread": spreads[name] for name in layout.names if name not in self.drawn
-        }
-        if draw is not None:
-            draws = layout.unflatten(draw)
-            tensors |= {name: draws[name] for name in self.drawn}
-        return tensors
-
-    def _replace(self, path: str, module: nn.Module) -> None:
-        if not path:
-            self.network = module
-            return
-        parent, _, name = path.rpartition(".")
-        setattr(self.network.get_submodule(parent), name, module)
-
 
 def _perturbable(module: nn.Module) -> bool:
     if type(module) is nn.Conv2d:
-        return module.padding_mode == "zeros"  # other paddings are drawn whole
+        return module.padding_mode == "zeros"  # with other paddings, weights are drawn
     return type(module) is nn.Linear
 
 
@@ -257,19 +250,15 @@ def _noise_shapes(
     layer: type[PerturbedLayer],
     sample: Tensor,
 ) -> dict[str, torch.Size]:
+    """Run the network once and return each layer's noise shapes by buffer name."""
     shapes: dict[str, torch.Size] = {}
 
-    def record(path: str) -> object:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-            prefix = f"{path}." if path else ""
-            for name, shape in layer.noise_shapes(module, inputs[0], outputs).items():
-                shapes[prefix + name] = shape
+    def record(path: str, module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        for name, shape in layer.noise_shapes(module, inputs[0], outputs).items():
+            shapes[f"{path}.{name}".lstrip(".")] = shape
 
-        return hook
-
-    handles = [module.register_forward_hook(record(path)) for path, module in layers.items()]  # type: ignore[arg-type]
+    for path, module in layers.items():  # the hooks stay: these layers are replaced
+        module.register_forward_hook(partial(record, path))
     with torch.no_grad():
         network(sample)
-    for handle in handles:
-        handle.remove()
     return shapes

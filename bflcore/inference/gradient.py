@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import attrs
@@ -46,26 +46,26 @@ class GradientInference(LocalInference):
     local_epochs: int = option(10, "passes over a client's data per round", at_least=1)
     batch_size: int = option(50, "samples per minibatch; the last batch may be smaller", at_least=1)
     optimiser: str = option("adam", "update rule", choices=("adam", "sgd"), aliases=("optimizer",))
-    momentum: float = option(0.0, "momentum of sgd", at_least=0, below=1)
-    lr_decay: float = option(0.0, "fraction by which lr falls each round", at_least=0, below=1)
-    lr_decay_after: int = option(0, "round after which lr begins to fall", at_least=0)
+    momentum: float = option(0.0, "momentum (sgd only)", at_least=0, below=1)
+    lr_decay: float = option(0.0, "fraction by which lr falls per round", at_least=0, below=1)
+    lr_decay_after: int = option(0, "number of rounds before lr falls", at_least=0)
 
     def lr_at(self, round: int) -> float:
-        """Return the learning rate of a round (counted from 0)."""
+        """Return the learning rate of a round (rounds count from 0)."""
         return self.lr * (1 - self.lr_decay) ** max(0, round - self.lr_decay_after)
 
     def update_rule(self, parameters: Tensor, cohort: Cohort) -> Optimiser:
-        """Return the optimiser of `parameters` ``[K, ...]`` for the cohort's round."""
+        """Return an optimiser for `parameters` ``[K, ...]`` in the cohort's round."""
         taken, lr = steps(self, cohort), self.lr_at(cohort.round)
         return Optimiser(parameters, taken, self.optimiser, lr, self.momentum)
 
 
 @attrs.frozen(eq=False)
 class Batch:
-    """One minibatch of every client that still has a step to take: the first rows of the cohort.
+    """One minibatch of each client that still has steps left: the first k of the cohort.
 
-    `x` ``[k, B, ...]``, `y` ``[k, B]`` or ``[k, B, T]``, `sizes` the true batch sizes. `weight`
-    ``[k, B]`` is 1/size on samples and 0 on padding; None where nothing is padded.
+    `x` ``[k, B, ...]``, `y` ``[k, B]`` or ``[k, B, T]``; `sizes` are the true batch sizes. `weight`
+    ``[k, B]`` is 1/size for samples and 0 for padding; None without padding.
     """
 
     x: Tensor
@@ -75,7 +75,7 @@ class Batch:
 
 
 class Sweeps(Protocol):
-    """What passes over data need to know of an inference."""
+    """The options that determine how often, and in what batches, an inference sees the data."""
 
     @property
     def local_epochs(self) -> int:
@@ -87,44 +87,28 @@ class Sweeps(Protocol):
 
 
 def steps(inference: Sweeps, cohort: Cohort) -> tuple[int, ...]:
-    """Return the number of optimiser steps of each client in a round."""
+    """Return how many optimiser steps each client takes per round."""
     return tuple(inference.local_epochs * -(-size // inference.batch_size) for size in cohort.sizes)
 
 
 def batches(inference: Sweeps, cohort: Cohort) -> Iterator[Batch]:
-    """Yield every minibatch of a round: each epoch a fresh permutation of each client's samples."""
-    plans = [
-        _plan(size, inference, generator)
-        for size, generator in zip(cohort.sizes, cohort.streams("batches"), strict=True)
-    ]
+    """Yield the minibatches of a round; each epoch shuffles each client's samples anew."""
+    plans = []
+    for size, generator in zip(cohort.sizes, cohort.streams("batches"), strict=True):
+        orders = [
+            torch.randperm(size, generator=generator, device=generator.device)
+            for _ in range(inference.local_epochs if size else 0)
+        ]
+        plans.append([rows for order in orders for rows in order.split(inference.batch_size)])
     for step in range(max(map(len, plans))):
-        chosen = [plan[step] for plan in plans if step < len(plan)]
-        if len(chosen) == 1:
-            index = chosen[0]
-            yield Batch(
-                cohort.x[0].index_select(0, index)[None],
-                cohort.y[0].index_select(0, index)[None],
-                (len(index),),
-            )
-        else:
-            yield _padded(cohort, chosen)
+        yield _batch(cohort, [plan[step] for plan in plans if step < len(plan)])
 
 
-def _plan(size: int, inference: Sweeps, generator: torch.Generator) -> list[Tensor]:
-    device = generator.device
-    if not size:
-        return []
-    return [
-        index
-        for _ in range(inference.local_epochs)
-        for index in torch.randperm(size, generator=generator, device=device).split(
-            inference.batch_size
-        )
-    ]
-
-
-def _padded(cohort: Cohort, chosen: list[Tensor]) -> Batch:
+def _batch(cohort: Cohort, chosen: list[Tensor]) -> Batch:
     sizes = tuple(map(len, chosen))
+    if len(chosen) == 1:
+        x, y = (values[0].index_select(0, chosen[0])[None] for values in (cohort.x, cohort.y))
+        return Batch(x, y, sizes)
     index = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
     rows = torch.arange(len(chosen), device=index.device)[:, None]
     weight = None
@@ -136,17 +120,17 @@ def _padded(cohort: Cohort, chosen: list[Tensor]) -> Batch:
 
 
 def loss_per_client(problem: Problem, outputs: Tensor, batch: Batch) -> Tensor:
-    """Return each client's mean negative log likelihood over its batch ``[k]``."""
+    """Return each client's mean NLL ``[k]`` over its batch, from outputs ``[k, B, C]``."""
     nll = problem.likelihood.nll(outputs.flatten(0, 1), batch.y.flatten(0, 1))
     nll = nll.view(outputs.shape[:2])
     return nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
 
 
 class Gradient:
-    """The loss of K networks and its gradient in their parameters.
+    """The losses of K networks and the gradients with respect to their parameters.
 
-    One client differentiates through a copy of the network whose parameters are views of its
-    vector: nothing is swapped, split or joined on the way. More go through `Problem.forward`.
+    For one client it differentiates a copy of the network whose parameters are views of the weight
+    vector, which avoids the cost of `Problem.forward`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -161,10 +145,10 @@ class Gradient:
         buffers: Mapping[str, Tensor] | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``.
+        """Return the losses ``[k]`` and the gradients ``[k, P]`` at `weights` ``[k, P]``.
 
         `buffers` ``[k, ...]`` replace the network's buffers by name (see `Problem.forward`). The
-        gradient is written to `out` if given, else to a new tensor.
+        gradients are written to `out` ``[k, P]`` if given, else to a new tensor.
         """
         if len(weights) > 1:
             leaf = weights.detach().requires_grad_()
@@ -175,27 +159,22 @@ class Gradient:
         views = self._problem.layout.unflatten(weights.detach()[0]).values()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.data = view
-        alone = {name: tensor.squeeze(0) for name, tensor in (buffers or {}).items()}
-        outputs = self._call(batch.x.squeeze(0), alone).unsqueeze(0)
-        nll = loss_per_client(self._problem, outputs, batch)
+        if buffers:
+            alone = {name: tensor.squeeze(0) for name, tensor in buffers.items()}
+            outputs = torch.func.functional_call(self._network, alone, (batch.x.squeeze(0),))
+        else:  # functional_call costs time, too
+            outputs = self._network(batch.x.squeeze(0))
+        nll = loss_per_client(self._problem, outputs.unsqueeze(0), batch)
         pieces = torch.autograd.grad(nll, self._parameters, materialize_grads=True)
         rows = [piece.reshape(1, -1) for piece in pieces]
         return nll.detach(), torch.cat(rows, dim=1, out=out)
 
-    def _call(self, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
-        if not buffers:  # functional_call has its price, too
-            outputs: Tensor = self._network(x)
-        else:
-            outputs = torch.func.functional_call(self._network, buffers, (x,))
-        return outputs
-
 
 class Optimiser:
-    """One elementwise update rule over a cohort's parameters ``[K, ...]``, changed in place.
+    """Adam or SGD on a cohort's parameters ``[K, ...]``, which it changes in place.
 
-    `steps` says how many steps each client takes; `rule` is ``adam`` or ``sgd``, `momentum` that
-    of SGD. Clients with equally many steps are updated as one tensor; one that has taken all its
-    steps is left out, so that further steps do not change it.
+    Client k takes ``steps[k]`` steps; after them its parameters stay as they are. Neighbouring
+    clients with equally many steps are updated as one tensor.
     """
 
     def __init__(
@@ -206,43 +185,35 @@ class Optimiser:
         lr: float,
         momentum: float = 0.0,
     ) -> None:
-        self._ends = _group_ends(steps)
-        starts = [0, *self._ends[:-1]]
+        ends = accumulate(len(list(clients)) for _, clients in groupby(steps))
         self._groups = [
-            parameters[start:end].detach() for start, end in zip(starts, self._ends, strict=True)
+            (parameters[start:end].detach(), start, end) for start, end in pairwise([0, *ends])
         ]
+        tensors = [group for group, _, _ in self._groups]
         self._rule: torch.optim.Optimizer
         if rule == "adam":
-            self._rule = torch.optim.Adam(self._groups, lr=lr, fused=True)
+            self._rule = torch.optim.Adam(tensors, lr=lr, fused=True)
         else:
-            self._rule = torch.optim.SGD(self._groups, lr=lr, momentum=momentum, fused=True)
+            self._rule = torch.optim.SGD(tensors, lr=lr, momentum=momentum, fused=True)
 
     def step(self, gradient: Tensor) -> None:
-        """Take one step for the first k clients, from their gradient ``[k, ...]``."""
-        start = 0
-        for group, end in zip(self._groups, self._ends, strict=True):
+        """Take one step for the first k clients, given their gradients ``[k, ...]``."""
+        for group, start, end in self._groups:
             group.grad = gradient[start:end] if end <= len(gradient) else None
-            start = end
         self._rule.step()
 
 
-def _group_ends(steps: tuple[int, ...]) -> list[int]:
-    ends: list[int] = []
-    for _, rows in groupby(steps):
-        ends.append((ends[-1] if ends else 0) + len(list(rows)))
-    return ends
-
-
 def mean_loss(total: Tensor, taken: tuple[int, ...]) -> Tensor:
-    """Divide each client's sum of losses ``[K]`` by its steps; without any its loss is zero."""
+    """Divide each client's sum of losses ``[K]`` by its number of steps (0 without steps)."""
     return total / torch.tensor(taken, device=total.device).clamp_min(1)
 
 
 def trainable_mask(problem: Problem, trainable: Trainable) -> Tensor | None:
-    """Return 1 for parameters ``[P]`` that may change and 0 for the others; None for all."""
+    """Return a mask ``[P]``: 1 for trainable parameters, 0 for fixed ones; None if all train."""
     if trainable == "all":
         return None
-    layout = problem.layout
-    personal = float(trainable == "personal")
-    shared = problem.initial.new_full((layout.shared_total,), 1 - personal)
-    return layout.join(shared, problem.initial.new_full((layout.personal_total,), personal))
+    layout, ones = problem.layout, torch.ones_like(problem.initial)
+    shared, personal = layout.split(ones)
+    if trainable == "personal":
+        return layout.join(torch.zeros_like(shared), personal)
+    return layout.join(shared, torch.zeros_like(personal))

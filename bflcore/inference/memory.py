@@ -1,9 +1,9 @@
-"""What a client keeps from round to round, and the posterior that it predicts with."""
+"""What a client keeps between rounds, and the posterior with which it predicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
@@ -34,8 +34,8 @@ __all__ = [
 class Memory:
     """What clients keep: each field a tensor or a posterior, of one client or of K ``[K, ...]``.
 
-    An inference that keeps more declares a subclass. Engines store and send the tensors that
-    `pack` returns by name; a field that is None is left out.
+    An inference that keeps more declares a subclass. Engines store and send the named tensors that
+    `pack` returns; fields that are None are left out.
 
     Law: ``type(m).unpack(m.pack(), family) == m``.
     """
@@ -43,36 +43,35 @@ class Memory:
     personal: Posterior | None = None  # over the personal parameters
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the tensors by name: a posterior's under the names ``field.name``."""
+        """Return the tensors by name; those of a posterior are called ``field.name``."""
         tensors: dict[str, Tensor] = {}
-        for field in attrs.fields(type(self)):
-            value = getattr(self, field.name)
+        for name, value in attrs.asdict(self, recurse=False).items():
             if isinstance(value, torch.Tensor):
-                tensors[field.name] = value
+                tensors[name] = value
             elif value is not None:
-                tensors |= value.pack(f"{field.name}.")
+                tensors |= value.pack(f"{name}.")
         return tensors
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], family: type[Posterior]) -> Self:
-        """Rebuild a memory from what `pack` returned; its posteriors are of one `family`."""
-        values: dict[str, object] = {}
-        for field in attrs.fields(cls):
-            posterior = within(tensors, f"{field.name}.")
-            values[field.name] = family.unpack(posterior) if posterior else tensors.get(field.name)
-        return cls(**values)  # type: ignore[arg-type]
+        """Rebuild a memory from what `pack` returned; all its posteriors belong to `family`."""
+        values: dict[str, Any] = {}
+        for name in attrs.fields_dict(cls):
+            posterior = within(tensors, f"{name}.")
+            values[name] = family.unpack(posterior) if posterior else tensors.get(name)
+        return cls(**values)
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class OwnPosterior(Memory):
-    """The memory of a client that keeps a whole posterior of its own to predict with."""
+    """The memory of a client that keeps a posterior of its own over all parameters."""
 
-    own: Posterior | None = None  # over all parameters
-    started: Tensor | None = None  # 1 where the client has one, 0 where `own` is still zeros
+    own: Posterior | None = None  # with which the client predicts
+    started: Tensor | None = None  # 0 until the client has a posterior (`own` is zeros), then 1
 
     @classmethod
     def empty(cls, initial: Posterior) -> Self:
-        """Return the memory of one client that has no posterior of its own yet."""
+        """Return the memory of a client that does not have a posterior of its own yet."""
         return cls(own=initial.map(torch.zeros_like), started=initial.mean.new_zeros(()))
 
 
@@ -88,19 +87,20 @@ def join_personal(problem: Problem, shared: Posterior, cohort: Cohort) -> Poster
 
 
 def client_posterior(problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Posterior:
-    """Return what each client predicts with ``[K, P]``: its own posterior, or else the joined."""
+    """Return the posterior ``[K, P]`` with which each client predicts.
+
+    Its own if it has one, otherwise the server's joined with its personal one.
+    """
     whole = join_personal(problem, broadcast.start, cohort)
     memory = OwnPosterior.unpack(cohort.memory, type(whole))
     if memory.own is None or memory.started is None:
         return whole
     own, started = memory.own.pack(), memory.started[:, None] > 0
-    return whole.unpack(
-        {name: torch.where(started, own[name], tensor) for name, tensor in whole.pack().items()}
-    )
+    return whole.unpack({n: torch.where(started, own[n], t) for n, t in whole.pack().items()})
 
 
 def keep_own(memory: Mapping[str, Tensor], own: Posterior) -> dict[str, Tensor]:
-    """Return memories ``[K, ...]`` in which every client has `own` ``[K, P]``."""
+    """Return the memories ``[K, ...]`` with `own` ``[K, P]`` as each client's posterior."""
     kept = OwnPosterior(own=own, started=own.mean.new_ones(len(own.mean)))
     return {**memory, **kept.pack()}
 
@@ -113,17 +113,15 @@ def local_result(
     statistics: Mapping[str, Tensor] | None = None,
     memory: Memory | None = None,
 ) -> LocalResult:
-    """Divide fitted posteriors ``[K, P]`` into what is shared and what the clients keep.
+    """Split fitted posteriors ``[K, P]``: clients send the shared parameters and keep the rest.
 
-    `loss` ``[K]``; fields of `memory` ``[K, ...]`` replace those of the cohort's.
+    `loss` ``[K]``; fields of `memory` ``[K, ...]`` replace those of the cohort's memory.
     """
     shared, personal = posterior.split(problem.layout)
-    kept = Memory(personal=personal).pack() | (memory.pack() if memory else {})
-    return LocalResult(
-        cohort.clients,
-        shared,
-        torch.tensor(cohort.sizes),
-        loss,
-        statistics or {},
-        {**cohort.memory, **kept},
-    )
+    kept = {
+        **cohort.memory,
+        **Memory(personal=personal).pack(),
+        **(memory.pack() if memory else {}),
+    }
+    examples = torch.tensor(cohort.sizes)
+    return LocalResult(cohort.clients, shared, examples, loss, statistics or {}, kept)

@@ -1,9 +1,9 @@
-"""Standard normal noise, fast: the sampling of weights spends most of its time here.
+"""Fast standard normal noise; sampling weights spends most of its time here.
 
-On a CPU the noise is looked up in a table of 65,536 quantiles of N(0, 1), scaled to a variance of
-exactly one, by 16 bits each of an SFC64 generator. That is three times faster than an exact
-generator, and what it lacks are the tails beyond 4.3 standard deviations, where one draw in
-70,000 falls. On a GPU torch's own generator is used.
+On a CPU, 16 bits of an SFC64 generator select each number from a table of 65,536 quantiles of
+N(0, 1), scaled to a variance of exactly one. This is three times faster than an exact generator;
+it cuts off the tails beyond 4.3 standard deviations, which hold one draw in 70,000. On a GPU
+torch's own generator is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEVELS = 1 << 16
 
 
 class Noise:
-    """A source of normals for each client of a cohort; row k never depends on the other rows."""
+    """A source of normals for each client of a cohort; row k is independent of the other rows."""
 
     def __init__(self, streams: Sequence[torch.Generator]) -> None:
         self._streams = streams
@@ -39,9 +39,10 @@ class Noise:
         ]
 
     def fill(self, out: Tensor, sizes: Sequence[int] = ()) -> Tensor:
-        """Fill the contiguous `out` ``[k, ...]``, row k from client k's source, and return it.
+        """Fill the contiguous `out` ``[k, ...]``, row i from client i's source, and return it.
 
-        With `sizes`, row i draws for its first ``sizes[i]`` samples only, as it would alone.
+        With `sizes`, only the first ``sizes[i]`` samples of row i are filled, so that a client
+        draws as many numbers as it would alone.
         """
         for row in range(len(out)):
             target = out[row, : sizes[row]] if sizes else out[row]

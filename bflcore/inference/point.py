@@ -1,7 +1,7 @@
 """Point estimates by minibatch gradients.
 
-`descend` is the loop of every method that trains weights; methods differ in the gradient that they
-pass to it.
+`descend` is the training loop of all methods that train weights; they differ in the gradient that
+they pass to it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,11 @@ if TYPE_CHECKING:
     from bflcore.problem import Problem
     from bflcore.problem.likelihoods import Predictive
 
-__all__ = [
-    "LossAndGradient",
-    "Map",
-    "PointInference",
-    "Transform",
-    "descend",
-    "fit_points",
-    "objective",
-]
+__all__ = ["LossAndGradient", "Map", "PointInference", "descend", "fit_points", "objective"]
 
-# Losses ``[k]`` and gradients ``[k, P]`` at weights ``[k, P]`` on a batch of the first k clients.
+# From weights ``[k, P]`` and a batch to losses ``[k]`` and gradients ``[k, P]``.
 LossAndGradient = Callable[["Tensor", "Batch"], "tuple[Tensor, Tensor]"]
-# The same, from the objective's loss and gradient, the weights and the batch.
+# The same, given the objective's own function as the first argument.
 Transform = Callable[[LossAndGradient, "Tensor", "Batch"], "tuple[Tensor, Tensor]"]
 
 
@@ -53,41 +45,41 @@ class PointInference(GradientInference):
     """Base of point estimates.
 
     Minimises the mean negative log likelihood per sample + anchor/2 * ||w - centre||^2
-    + weight_decay/2 * ||w||^2, where the centre is the prior's mean or the round's start;
-    `gradient` says how the likelihood is differentiated.
+    + weight_decay/2 * ||w||^2, where the centre is the prior's mean or the start of the round.
+    Subclasses may override `gradient` to differentiate the likelihood in another way.
     """
 
     family = "point"
 
-    anchor: float = option(0.0, "strength of the quadratic pull to the anchor", at_least=0)
+    anchor: float = option(0.0, "strength of the quadratic penalty around the anchor", at_least=0)
     anchor_to: str = option(
         "prior",
-        "centre of the pull: the prior's mean, or the start of the round (FedProx)",
+        "centre of that penalty: the prior's mean, or the start of the round (FedProx)",
         choices=("prior", "start"),
     )
-    weight_decay: float = option(0.0, "strength of the quadratic pull to zero", at_least=0)
+    weight_decay: float = option(0.0, "strength of the quadratic penalty around zero", at_least=0)
 
     def initial(self, problem: Problem) -> Posterior:
         """Return the network's random initialisation as a point."""
         return Point(problem.initial)
 
     def gradient(self, problem: Problem, cohort: Cohort) -> LossAndGradient:
-        """Return the function that computes the likelihood's losses and gradients."""
+        """Return the function that computes the losses and gradients of the likelihood."""
         return Gradient(problem)
 
     def centre(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Tensor:
-        """Return the centre ``[K, P]`` of the quadratic pull."""
+        """Return the centre ``[K, P]`` of the quadratic penalty."""
         anchor = broadcast.prior if self.anchor_to == "prior" else broadcast.start
         return join_personal(problem, anchor, cohort).mean
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train every client from the broadcast."""
+        """Train every client from the broadcast start."""
         return fit_points(self, problem, broadcast, cohort)
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fit a novel client's personal parameters, the shared ones fixed."""
+        """Fit the personal parameters of novel clients; the shared ones stay fixed."""
         if not cohort.novel or not problem.layout.personal_total:
             return cohort.memory
         return fit_points(self, problem, broadcast, cohort, "personal").memory
@@ -95,7 +87,7 @@ class PointInference(GradientInference):
     def predict(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
-        """Predict with the point: one draw."""
+        """Predict with the point estimate: a single draw."""
         weights = client_posterior(problem, broadcast, cohort).mean
         return problem.likelihood.predictive(problem.outputs(weights[:, None], x))
 
@@ -116,9 +108,9 @@ def fit_points(
     trainable: Trainable = "all",
     transform: Transform | None = None,
 ) -> LocalResult:
-    """Minimise the `objective` for every client, from the broadcast's start.
+    """Minimise the `objective` for every client, starting from the broadcast.
 
-    Only the `trainable` parameters change; `transform` replaces the gradient that is followed.
+    Only the `trainable` parameters change; `transform` replaces the gradient of each step.
     """
     start = join_personal(problem, broadcast.start, cohort).mean
     centre = inference.centre(problem, broadcast, cohort)
@@ -134,8 +126,8 @@ def objective(
 ) -> LossAndGradient:
     """Return the loss and gradient of the objective around `centre` ``[K, P]``.
 
-    NLL per sample + anchor/2 * ||w - centre||^2 + weight_decay/2 * ||w||^2; the loss is that of
-    the likelihood alone.
+    Gradients are those of NLL per sample + anchor/2 * ||w - centre||^2 + weight_decay/2 * ||w||^2,
+    losses those of the likelihood alone.
     """
     differentiate = inference.gradient(problem, cohort)
 
@@ -158,7 +150,7 @@ def descend(
     loss_and_gradient: LossAndGradient,
     trainable: Trainable = "all",
 ) -> tuple[Tensor, Tensor]:
-    """Minimise over every client's minibatches, from `start` ``[K, P]``.
+    """Train on every client's minibatches, starting from `start` ``[K, P]``.
 
     Returns the weights ``[K, P]`` and each client's mean loss ``[K]``.
     """

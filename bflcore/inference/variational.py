@@ -5,14 +5,14 @@ q(w) = N(mean, sigma^2) minimises per sample
     E_q[-log p(y | x, w)] + (kl_weight / n) KL(q || prior)
 
 (Blundell et al. 2015, eq. 2, divided by n) over the mean and rho = log sigma. (The papers write
-sigma = softplus(rho); at their sigma of 0.05 the two move alike to 2 %, and the logarithm costs
-one exponential a step instead of three.) The expectation's gradient comes from an estimator, the
-KL's in closed form.
+sigma = softplus(rho); at their sigma of 0.05 the updates agree within 2 %, and the logarithm costs
+one exponential per step instead of three.) The gradient of the expectation is estimated, that of
+the KL term has a closed form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.inference import estimators
-    from bflcore.inference.estimators import Estimator, Gradients
+    from bflcore.inference.estimators import Estimator
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
@@ -46,14 +46,9 @@ else:
     estimators = lazy("bflcore.inference.estimators")
     torch = lazy("torch")
 
-__all__ = [
-    "Variational",
-    "VariationalInference",
-    "fit_gaussians",
-    "prior_of_cohort",
-]
+__all__ = ["Variational", "VariationalInference", "fit_gaussians", "prior_of_cohort"]
 
-SMALLEST_SIGMA = 1e-8  # a zero variance starts here: it has no logarithm
+SMALLEST_SIGMA = 1e-8  # replaces a standard deviation of 0, which has no logarithm
 
 # Called after each step with (mean, rho) ``[k, 2, P]`` of the clients that took it.
 AfterStep = Callable[["Tensor"], None]
@@ -61,29 +56,31 @@ AfterStep = Callable[["Tensor"], None]
 
 @component
 class VariationalInference(GradientInference):
-    """Base of mean-field variational inferences: options and everything but `fit`."""
+    """Base of mean-field variational inferences; subclasses define `fit`."""
 
     family = "gaussian"
 
     estimator: str = option(
         "local-reparameterisation",
-        "how the expected log likelihood's gradient is estimated",
+        "estimator of the gradient of the expected log likelihood",
         choices=("reparameterisation", "local-reparameterisation", "flipout"),
     )
     draws: int = option(1, "Monte-Carlo draws per minibatch (M)", at_least=1)
-    kl_weight: float = option(1.0, "weight of the KL term (beta; the papers' zeta)", at_least=0)
+    kl_weight: float = option(
+        1.0, "weight of the KL term (beta, or zeta in some papers)", at_least=0
+    )
     initial_sigma: float = option(
-        0.0486, "initial standard deviation (0.0486: the papers' rho = -3)", above=0
+        0.0486, "initial standard deviation (0.0486 is rho = -3 in the papers)", above=0
     )
     prior_sigma: float | None = option(
-        None, "first prior N(0, prior_sigma^2); none: the initial posterior", above=0
+        None, "standard deviation of a zero-mean first prior (none: the initial posterior)", above=0
     )
     personal_prior: str = option(
         "initial",
-        "prior of the personal parameters: the first one, or the client's last posterior",
+        "prior of the personal parameters: the first prior, or the client's previous posterior",
         choices=("initial", "previous"),
     )
-    predict_draws: int = option(10, "parameter draws averaged in a prediction (S)", at_least=1)
+    predict_draws: int = option(10, "parameter draws averaged per prediction (S)", at_least=1)
 
     def initial(self, problem: Problem) -> Gaussian:
         """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
@@ -94,13 +91,13 @@ class VariationalInference(GradientInference):
         """Return the first prior ``[P]``: N(0, prior_sigma^2), or the initial posterior."""
         if self.prior_sigma is None:
             return self.initial(problem)
-        zeros = torch.zeros_like(problem.initial)
-        return Gaussian(zeros, zeros + self.prior_sigma**2)
+        variance = torch.full_like(problem.initial, self.prior_sigma**2)
+        return Gaussian(torch.zeros_like(problem.initial), variance)
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fit a novel client's personal parameters, the shared posterior fixed."""
+        """Fit the personal parameters of novel clients; the shared posterior stays fixed."""
         if not cohort.novel or not problem.layout.personal_total:
             return cohort.memory
         return fit_gaussians(self, problem, broadcast, cohort, trainable="personal").memory
@@ -108,7 +105,7 @@ class VariationalInference(GradientInference):
     def predict(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
-        """Average over `predict_draws` draws, shared by all samples of a client."""
+        """Average over `predict_draws` parameter draws, the same for all samples of a client."""
         whole = client_posterior(problem, broadcast, cohort)
         shape = (len(x), self.predict_draws, whole.mean.shape[-1])
         noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
@@ -134,7 +131,7 @@ class Variational(VariationalInference):
 def prior_of_cohort(
     inference: VariationalInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Gaussian:
-    """Join the broadcast prior with each client's over its personal parameters ``[K, P]``."""
+    """Return the prior of all parameters ``[K, P]``: the broadcast one, and each client's own."""
     if problem.layout.personal_total and inference.personal_prior == "initial":
         personal = inference.prior(problem).split(problem.layout)[1]
         memory = Memory(personal=personal.map(lambda t: t.expand(len(cohort.clients), -1)))
@@ -151,12 +148,11 @@ def fit_gaussians(
     after_step: AfterStep | None = None,
     anchor: Gaussian | None = None,
 ) -> LocalResult:
-    """Fit every client's Gaussian; only the `trainable` parameters change.
+    """Fit every client's Gaussian ``[K, P]``; only the `trainable` parameters change.
 
-    `anchor` ``[K, P]`` replaces the prior of the KL term; `after_step` is called after each step
+    `anchor` ``[K, P]`` replaces the prior in the KL term; `after_step` is called after each step
     and may change the anchor in place.
     """
-    clients = len(cohort.clients)
     start = _gaussian(join_personal(problem, broadcast.start, cohort))
     anchor = anchor or prior_of_cohort(inference, problem, broadcast, cohort)
     rho = start.variance.sqrt().clamp_min(SMALLEST_SIGMA).log()
@@ -169,8 +165,8 @@ def fit_gaussians(
     sizes = torch.tensor(cohort.sizes, dtype=theta.dtype, device=theta.device)[:, None]
     scale = inference.kl_weight / sizes  # [K, 1]
     weight = scale / anchor.variance  # [K, P]
-    loss = theta.new_zeros(clients)
-    # Buffers live as long as the round: fresh memory costs more than the arithmetic in it.
+    loss = theta.new_zeros(len(theta))
+    # These buffers are reused in all steps: allocating memory costs more than the arithmetic.
     gradients, sigmas = torch.empty_like(theta), torch.empty_like(weight)
     for batch in batches(inference, cohort):
         k = len(batch.sizes)
@@ -192,17 +188,16 @@ def fit_gaussians(
 
 def _average(
     expected: Estimator, draws: int, mean: Tensor, sigma: Tensor, batch: Batch
-) -> Gradients:
-    """Average the estimates of several draws; an estimator may reuse what it returned before."""
-    estimate = expected(mean, sigma, batch)
+) -> Sequence[Tensor]:
+    """Average the estimates of several draws; an estimator may reuse the tensors it returned."""
+    first = expected(mean, sigma, batch)
     if draws == 1:
-        return estimate
-    nll, d_mean, d_rho = (part / draws for part in estimate)
+        return first
+    totals = [estimate / draws for estimate in first]
     for _ in range(draws - 1):
-        more = expected(mean, sigma, batch)
-        for total, part in zip((nll, d_mean, d_rho), more, strict=True):
-            total.add_(part, alpha=1 / draws)
-    return nll, d_mean, d_rho
+        for total, estimate in zip(totals, expected(mean, sigma, batch), strict=True):
+            total.add_(estimate, alpha=1 / draws)
+    return totals
 
 
 def _gaussian(posterior: Posterior) -> Gaussian:

@@ -1,4 +1,4 @@
-"""Models: networks that declare their head, and how a user brings one of their own."""
+"""Models: the built-in networks, and networks that users bring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is: a network that declares its head."""
+"""The base class of models, which build a network and name its head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Model"]
 
 
 class Model(Component, abc.ABC):
-    """Base of models that ``--model NAME`` finds."""
+    """Base of models; ``--model NAME`` selects one."""
 
     kind: ClassVar[str] = "model"
 
@@ -27,10 +27,10 @@ class Model(Component, abc.ABC):
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for samples of `input_shape` (without the batch axis).
 
-        The network takes ``[B, *input_shape]`` and returns ``[B, outputs]`` (logits, or means
-        of a regression). Raises `OptionError` when the input does not suit the model.
+        The network maps ``[B, *input_shape]`` to ``[B, outputs]`` (logits, or regression means).
+        Raises `OptionError` if the model cannot handle this input shape.
         """
 
     def head(self, network: nn.Module) -> str:
-        """Return the module path of the head, the decision layer: by default the last linear."""
+        """Return the module path of the head, the decision layer (default: the last linear one)."""
         return networks.last_linear(network)

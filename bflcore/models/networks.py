@@ -1,9 +1,9 @@
-"""The networks: plain modules without state besides their parameters.
+"""The networks: plain modules whose only state is their parameters.
 
-Every forward pass is a function of the parameters and the samples alone, so that
-`torch.func.functional_call` under `torch.vmap` runs many networks at once: nothing is changed in
-place, nothing branches on a value, and no statistics run along. Layers start from PyTorch's
-default initialisation, drawn when they are built.
+Every forward pass depends on the parameters and the samples alone, so that
+`torch.func.functional_call` under `torch.vmap` can run many networks at once: it changes nothing in
+place, does not branch on values, and keeps no running statistics. Layers have PyTorch's default
+initialisation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "resnet18",
 ]
 
-# What the normalisation layers of PyTorch call the statistics they carry along.
+# Names of the running statistics in PyTorch's normalisation layers.
 RUNNING = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 # Layers that normalise by statistics of the batch.
 BATCH = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the base class of all of them
@@ -107,10 +107,10 @@ class LeNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: ``[B, inputs, H, W]`` -> ``[B, outputs, H', W']``.
+    """Two 3x3 convolutions with a shortcut: ``[B, inputs, H, W]`` -> ``[B, outputs, H', W']``.
 
-    Where the channels grow, the size halves and the shortcut fills the new channels with zeros
-    (option A of He et al. 2016, section 3.3), which needs no parameters.
+    If the number of channels grows, height and width halve and the shortcut fills the new channels
+    with zeros (option A of He et al. 2016, section 3.3), which does not need parameters.
     """
 
     def __init__(self, inputs: int, outputs: int, norm: str, groups: int) -> None:
@@ -166,8 +166,8 @@ def normalisation(norm: str, groups: int, channels: int) -> nn.Module:
 def resnet18(channels: int, outputs: int, groups: int, small: bool) -> nn.Module:
     """Build torchvision's ResNet-18 with group norm: ``[B, C, H, W]`` -> ``[B, outputs]``.
 
-    `small` replaces the 7x7 stem with stride and pooling by a 3x3 convolution, as networks for
-    CIFAR have it. Initialised as torchvision does, the new stem included.
+    `small` replaces the 7x7 stem with stride and pooling by a 3x3 convolution, as in networks for
+    CIFAR. All layers, including a new stem, are initialised as in torchvision.
     """
     from bflcore.data.torchvision_import import torchvision
 
@@ -183,14 +183,14 @@ def resnet18(channels: int, outputs: int, groups: int, small: bool) -> nn.Module
         network.maxpool = nn.Identity()
     for module in network.modules():
         if isinstance(module, nn.ReLU):
-            module.inplace = False  # so that a hook keeps what a layer before it returned
+            module.inplace = False  # hooks may keep the output of the layer before it
     return network
 
 
 def last_linear(network: nn.Module) -> str:
     """Return the module path of the last linear layer, in the order of registration.
 
-    Raises `OptionError` where no layer of the network is linear.
+    Raises `OptionError` if the network does not contain a linear layer.
     """
     paths: list[str] = [
         path for path, module in network.named_modules() if isinstance(module, nn.Linear)
@@ -204,30 +204,30 @@ def last_linear(network: nn.Module) -> str:
 
 
 def check_network(network: nn.Module, samples: Tensor) -> None:
-    """Raise `OptionError` unless an output is a function of parameters and its own sample alone.
+    """Raise `OptionError` unless each output depends on the parameters and its own sample alone.
 
-    `samples` ``[2, ...]`` are tried. Running statistics are neither parameters nor constants: no
-    posterior covers them, and they leak from one client to the next. Random numbers in the forward
-    pass come from torch's global generator, which no seed of the run determines. A network that
-    mixes the samples of a batch would read the padding of ragged cohorts.
+    The network is tested on `samples` ``[2, ...]``. Running statistics are neither parameters nor
+    constants: posteriors do not cover them, and they leak from one client to the next. Random
+    numbers in the forward pass come from torch's global generator, which the run's seed does not
+    determine. A network that mixes the samples of a batch would read the padding of ragged cohorts.
     """
     name = f"network {type(network).__name__}"
     if where := _first(network, _keeps_statistics):
         raise OptionError(
-            f"{name} has running statistics in {where}, which no posterior covers; use "
+            f"{name} has running statistics in {where}, which posteriors do not cover; use "
             "nn.GroupNorm instead"
         )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         outputs = network(samples)
         drew = not torch.equal(before, torch.get_rng_state())
-        others = outputs if drew else network(samples[[0, 0]])  # beside itself, not sample 1
+        others = outputs if drew else network(samples[[0, 0]])  # sample 0 twice, without sample 1
     if drew:
         where = _first(network, _drops)
         raise OptionError(
             f"{name} draws random numbers when it predicts{f' in {where}' if where else ''}, so "
-            "that the same run would give other results; remove it (--inference mc-dropout adds "
-            "dropout of its own, drawn from the run's seed)"
+            "runs would not be reproducible; remove it (--inference mc-dropout adds dropout that "
+            "is drawn from the run's seed)"
         )
     if not torch.allclose(outputs[0], others[0], rtol=1e-3, atol=1e-4, equal_nan=True):
         where = _first(network, lambda module: isinstance(module, BATCH))

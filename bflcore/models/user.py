@@ -36,7 +36,7 @@ else:
 
 __all__ = ["UserModel", "load_factory"]
 
-# A module that calls sys.exit when imported must not end the program either.
+# Some modules call sys.exit when imported; that must not end the program.
 FAILURES = (Exception, SystemExit)
 
 
@@ -47,10 +47,10 @@ class UserModel(Model):
     factory: Callable[[tuple[int, ...], int], Any]
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Call the factory and try the network on two samples.
+        """Call the factory and test the network on two samples.
 
-        Raises `OptionError` if the factory fails, if what it returns is not a network with
-        parameters, or if the outputs have the wrong shape.
+        Raises `OptionError` if the factory fails, if it does not return a network with parameters,
+        or if the outputs have the wrong shape.
         """
         try:
             made = self.factory(input_shape, outputs)
@@ -72,8 +72,8 @@ class UserModel(Model):
     def head(self, network: nn.Module) -> str:
         """Return the head that the network declares, else the path of the last linear layer.
 
-        The attribute ``head`` is a module path, or the head itself. Raises `OptionError` if no
-        layer with parameters is there.
+        The attribute ``head`` is a module path, or the head itself. Raises `OptionError` if it does
+        not name a layer with parameters.
         """
         declared = getattr(network, "head", None)
         if isinstance(declared, nn.Module) and _trains(declared):
@@ -96,7 +96,7 @@ class UserModel(Model):
             )
         samples = torch.zeros(2, *input_shape, dtype=next(network.parameters()).dtype)
         try:
-            # Whether it draws random numbers is checked on real samples, by `check_network`.
+            # `check_network` checks on real samples whether it draws random numbers.
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 result = network(samples)
         except Exception as error:
@@ -119,9 +119,9 @@ class UserModel(Model):
 def load_factory(spec: str) -> Model:
     """Return the model that ``module:factory`` names.
 
-    The module is searched for in the current folder first, then among the installed packages; the
-    folder stays on ``sys.path``, so that worker processes find the module too. Raises
-    `OptionError` if there is no such factory.
+    The module is looked up in the current folder, then among the installed packages; the folder
+    stays on ``sys.path``, so that worker processes find the module too. Raises `OptionError` if
+    there is no such factory.
     """
     module_name, _, path = spec.partition(":")
     if not (module_name and path):
@@ -185,5 +185,5 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an exception in one line."""
+    """Describe an exception in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

@@ -1,4 +1,4 @@
-"""The models that come with the core: their options, and the data that they accept."""
+"""The built-in models: their options and the input shapes that they accept."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ else:
 
 __all__ = ["MLP", "MODELS", "LeNet", "ResNet18", "ResNet20", "TwoCNN", "TwoNN"]
 
-# torchvision's stem divides each side by 4 before the first residual block; below this many
-# pixels too little is left, and the stem of the CIFAR networks is used.
+# torchvision's stem divides each side by 4 before the first residual block; smaller images would
+# shrink too much, so they get the stem of the CIFAR networks.
 SMALL_IMAGE = 64
 
 
@@ -89,14 +89,16 @@ class ResNet20(Model):
         "normalisation",
         choices=("group", "none"),
     )
-    groups: int = option(8, "groups of group norm; divides 16", at_least=1, at_most=16)
+    groups: int = option(
+        8, "number of groups in group norm (a divisor of 16)", at_least=1, at_most=16
+    )
 
     def __attrs_post_init__(self) -> None:
         _divides(self.groups, 16)
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for images ``[C, H, W]``; 269,722 parameters on CIFAR-10."""
-        # Two strides leave a quarter of each side, 2x2 of the smallest image.
+        # Two strides leave a quarter of each side: 2x2 pixels of the smallest image.
         channels, _, _ = _image(self.name, input_shape, at_least=8)
         return networks.ResNet20(channels, outputs, self.norm, self.groups)
 
@@ -107,9 +109,11 @@ class ResNet18(Model):
 
     name = "resnet18"
     reference = "He et al. 2016, table 1; group norm: Wu and He 2018"
-    groups: int = option(32, "groups of group norm; divides 64", at_least=1, at_most=64)
+    groups: int = option(
+        32, "number of groups in group norm (a divisor of 64)", at_least=1, at_most=64
+    )
     small_images: bool = option(
-        True, f"images below {SMALL_IMAGE} pixels get a 3x3 stem without pooling"
+        True, f"3x3 stem without pooling for images below {SMALL_IMAGE} pixels"
     )
 
     def __attrs_post_init__(self) -> None:
@@ -117,7 +121,7 @@ class ResNet18(Model):
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for images ``[C, H, W]``; 11,173,962 parameters on CIFAR-10."""
-        # Three strides with the small stem, five without: one pixel must be left.
+        # One pixel must remain after three strides with the small stem, or five without it.
         channels, *sides = _image(self.name, input_shape, at_least=8 if self.small_images else 32)
         small = self.small_images and min(sides) < SMALL_IMAGE
         return networks.resnet18(channels, outputs, self.groups, small)
@@ -137,7 +141,7 @@ def _flattened(model: str, shape: tuple[int, ...]) -> int:
 
 
 def _image(model: str, shape: tuple[int, ...], *, at_least: int) -> tuple[int, int, int]:
-    """Return channels, height and width. Raises `OptionError` unless it is a large enough image."""
+    """Return channels, height and width. Raises `OptionError` if it is not a large enough image."""
     if len(shape) != 3 or shape[0] < 1:
         raise OptionError(
             f"model {model} needs images [C, H, W]; the data has shape {shape}; choose --model mlp"
@@ -156,5 +160,5 @@ def _divides(groups: int, channels: int) -> None:
     if channels % groups:
         allowed = ", ".join(str(g) for g in range(1, channels + 1) if channels % g == 0)
         raise OptionError(
-            f"groups: {groups} is not allowed; allowed: {allowed} (it divides {channels} channels)"
+            f"groups: {groups} is not allowed; allowed: {allowed} (divisors of {channels})"
         )

@@ -1,4 +1,4 @@
-"""What is learned, and from what: a network, a likelihood, every client's data; and metrics."""
+"""Problems (a network, a likelihood, the data of every client), and metrics."""
 
 from bflcore.problem.base import Problem, Shares
 

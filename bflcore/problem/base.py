@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from bflcore.data.base import Dataset
+    from bflcore.data.base import Dataset, Integers
     from bflcore.data.partition import Partition
     from bflcore.layout import Layout
     from bflcore.problem.likelihoods import Likelihood
@@ -26,7 +27,7 @@ __all__ = ["Problem", "Shares"]
 
 @attrs.frozen(eq=False)
 class Shares:
-    """Every client's samples in one block: client i holds the view ``x[start[i]:end[i]]``.
+    """The samples of all clients in one block; client i holds the view ``x[start[i]:end[i]]``.
 
     `x` ``[N, ...]``, `y` ``[N]`` or ``[N, T]``.
     """
@@ -41,38 +42,36 @@ class Shares:
         cls,
         x: Tensor,
         y: Tensor,
-        indices: Sequence[Sequence[int]],
+        indices: Sequence[Integers | Sequence[int]],
         device: torch.device | str = "cpu",
     ) -> Shares:
-        """Order the samples by client, once."""
-        sizes = [len(index) for index in indices]
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        """Group samples ``[N, ...]`` by client, given each client's `indices` into them."""
+        ends = tuple(accumulate(map(len, indices)))
         flat = torch.cat([torch.as_tensor(index, dtype=torch.int64) for index in indices])
-        starts = tuple(end - size for end, size in zip(ends, sizes, strict=True))
-        return cls(x[flat].to(device), y[flat].to(device), starts, tuple(ends))
+        return cls(x[flat].to(device), y[flat].to(device), (0, *ends[:-1]), ends)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return one client's samples and targets."""
-        where = slice(self.start[client], self.end[client])
-        return self.x[where], self.y[where]
+        """Return one client's samples ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
+        rows = slice(self.start[client], self.end[client])
+        return self.x[rows], self.y[rows]
 
     def size(self, client: int) -> int:
-        """Number of samples a client holds."""
+        """Return how many samples a client holds."""
         return self.end[client] - self.start[client]
 
     def share_memory(self) -> None:
-        """Move the tensors to memory that worker processes map instead of copying."""
+        """Move the tensors to shared memory, so that worker processes do not copy them."""
         self.x.share_memory_()
         self.y.share_memory_()
 
 
 @attrs.frozen(eq=False)
 class Problem:
-    """What is learned, and from what.
+    """A network, its likelihood, and the training and test samples of every client.
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
-    `novel` those held out of training; `seed` owns every draw of the run; `rounds` is how many the
-    run will have (0: not known).
+    `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
+    is the length of the run (0: unknown).
     """
 
     network: nn.Module
@@ -101,39 +100,39 @@ class Problem:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> Problem:
-        """Put a divided data set and a network together; the last `novel` clients are held out.
+        """Combine a partitioned data set and a network; the last `novel` clients are held out.
 
-        `dtype` is that of the parameters and the samples, by default float32.
+        Parameters, samples and real targets are converted to `dtype` (default: float32).
         """
         dtype = dtype or torch.float32
 
         def tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
             targets = torch.as_tensor(y)
-            return (
-                torch.as_tensor(x).to(dtype),
-                targets.to(dtype) if targets.is_floating_point() else targets,
-            )
+            if targets.is_floating_point():
+                targets = targets.to(dtype)
+            return torch.as_tensor(x).to(dtype), targets
 
-        x, y = tensors(dataset.x, dataset.y)
-        held = tensors(dataset.x_test, dataset.y_test) if partition.held_out else (x, y)
+        train = tensors(dataset.x, dataset.y)
+        test = tensors(dataset.x_test, dataset.y_test) if partition.held_out else train
         network = network.to(device, dtype)
-        total = len(partition.train)
+        ids = tuple(range(len(partition.train)))
+        trained = len(ids) - novel
         return cls(
             network,
             layout,
             likelihood,
-            Shares.gather(x, y, [i.tolist() for i in partition.train], device),
-            Shares.gather(*held, [i.tolist() for i in partition.test], device),
-            layout.flatten(dict(network.named_parameters())),
-            tuple(range(total - novel)),
-            tuple(range(total - novel, total)),
-            seed,
-            rounds,
+            train=Shares.gather(*train, partition.train, device),
+            test=Shares.gather(*test, partition.test, device),
+            initial=layout.flatten(dict(network.named_parameters())),
+            clients=ids[:trained],
+            novel=ids[trained:],
+            seed=seed,
+            rounds=rounds,
         )
 
     @property
     def device(self) -> torch.device:
-        """Where the data and the parameters live."""
+        """Device of the data and the parameters."""
         return self.train.x.device
 
     def forward(
@@ -141,10 +140,10 @@ class Problem:
     ) -> Tensor:
         """Run K networks on their own samples: ``[K, P]``, ``[K, B, ...]`` -> ``[K, B, C]``.
 
-        `buffers` ``[K, ...]`` replace the network's buffers by name: masks, noise.
+        `buffers` ``[K, ...]`` replace the network's buffers by name (masks or noise).
         """
         buffers = dict(buffers or {})
-        if len(weights) == 1:  # vmap over one client costs 0.3 ms a step and buys nothing
+        if len(weights) == 1:  # vmap over one client costs 0.3 ms per step and gains nothing
             alone = {name: tensor.squeeze(0) for name, tensor in buffers.items()}
             return self._call(weights.squeeze(0), x.squeeze(0), alone).unsqueeze(0)
         return torch.func.vmap(self._call)(weights, x, buffers)
@@ -159,14 +158,16 @@ class Problem:
         return result
 
     def cohort(self, clients: Sequence[int], memory: Mapping[str, Tensor], round: int) -> Cohort:
-        """Stack the training data of `clients`, padded to the largest; `memory` ``[K, ...]``."""
-        parts = [self.train.of(client) for client in clients]
-        sizes = tuple(len(x) for x, _ in parts)
-        if len(parts) == 1:
-            x, y = parts[0][0][None], parts[0][1][None]
+        """Stack the training samples of `clients` ``[K, N, ...]``, padded to the largest client.
+
+        `memory` ``[K, ...]`` holds the tensors that the clients keep.
+        """
+        xs, ys = zip(*map(self.train.of, clients), strict=True)
+        if len(clients) == 1:  # views, not copies
+            x, y = xs[0][None], ys[0][None]
         else:
-            pad = torch.nn.utils.rnn.pad_sequence
-            x = pad([x for x, _ in parts], batch_first=True)
-            y = pad([y for _, y in parts], batch_first=True)
-        novel = bool(clients) and all(client in self.novel for client in clients)
-        return Cohort(tuple(clients), x, y, sizes, memory, self.seed, round, novel)
+            x, y = (
+                torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True) for each in (xs, ys)
+            )
+        novel = all(client in self.novel for client in clients)
+        return Cohort(tuple(clients), x, y, tuple(map(len, xs)), memory, self.seed, round, novel)

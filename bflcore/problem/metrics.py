@@ -1,6 +1,6 @@
-"""Metrics as sums that add up, so that figures pool exactly over batches and clients.
+"""Metrics as sums, which pool exactly over batches and clients.
 
-Law: ``figures(add(sums(a), sums(b))) == figures(sums(a and b together))``.
+Law: ``metrics_of(add(sums(a), sums(b))) == metrics_of(sums(a and b together))``.
 """
 
 from __future__ import annotations
@@ -20,29 +20,33 @@ if TYPE_CHECKING:
 __all__ = [
     "add",
     "classification_sums",
-    "curve",
-    "figures",
+    "metrics_of",
     "ood_auroc",
     "regression_sums",
-    "retention",
+    "reliability_diagram",
+    "retention_curve",
     "summarise",
 ]
 
 Sums = Mapping[str, "Tensor"]
 
+MEANS = (  # classification metrics that are means over samples; their sums have the same names
+    *("accuracy", "top5", "nll", "brier", "entropy", "aleatoric", "epistemic"),
+    "mutual_information",
+)
 CLIP = 1e-12  # smallest probability whose logarithm is taken
-RETENTION_BINS = 100  # of normalised entropy; the retention curve's resolution
-SPREAD = 1e-12  # of the sum of squares: a spread this small is rounding, not variation
-INTERVALS = (50, 90, 95)  # per cent, of the predictive intervals whose coverage is counted
+RETENTION_BINS = 100  # bins of normalised entropy: the resolution of the retention curve
+SPREAD = 1e-12  # relative to the sum of squares: a smaller spread is rounding error
+INTERVALS = (50, 90, 95)  # predictive intervals whose coverage is counted, in per cent
 
 
 def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -> dict[str, Tensor]:
     """Sum the metrics of class predictions.
 
-    `probabilities` ``[S, B, C]``, one per parameter draw; `labels` ``[B]``. Figures are those of
-    the mean predictive. Entropy is normalised by log C, mutual information is in nats; aleatoric
-    and epistemic are the traces of Kwon et al. 2020, eq. 4, and add up to 1 - sum p^2. A batch of
-    no samples gives zeros.
+    `probabilities` ``[S, B, C]`` are those of S parameter draws, `labels` ``[B]``. All metrics
+    refer to the mean prediction. Entropy is normalised by log C, mutual information is in nats;
+    aleatoric and epistemic are the traces of Kwon et al. 2020, eq. 4, and add up to 1 - sum p^2.
+    An empty batch gives zeros.
     """
     import torch
 
@@ -57,7 +61,7 @@ def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -
     aleatoric = (1 - draws.square().sum(2)).mean(0)
     sums = {
         "examples": hit.new_tensor(len(labels)),
-        "hits": hit.sum(),
+        "accuracy": hit.sum(),
         "nll": -target.clamp_min(CLIP).log().sum(),
         "brier": (squares - 2 * target + 1).sum(),
         "entropy": entropy.sum() / math.log(classes),
@@ -68,7 +72,7 @@ def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -
     if classes > 5:
         sums["top5"] = (p.topk(5, dim=1).indices == labels[:, None]).any(1).sum().double()
     # Bins are (lo, hi], found by comparison: 0.07 * 100 already rounds into the next bin. The
-    # clamp keeps what is above 1 by rounding, or NaN, in the last.
+    # clamp keeps NaN, and values that rounding lifts above 1, in the last bin.
     borders = torch.arange(1, bins + 1, dtype=p.dtype, device=p.device) / bins
     bin_of = torch.bucketize(confidence, borders).clamp_max(bins - 1)
     level = (entropy / math.log(classes) * RETENTION_BINS).long().clamp(0, RETENTION_BINS - 1)
@@ -111,66 +115,58 @@ def add(left: Sums, right: Sums) -> dict[str, Tensor]:
     return {name: left[name] + right[name] for name in left}
 
 
-def figures(sums: Sums) -> dict[str, float]:
-    """Return the metrics that the sums stand for; what is undefined is left out.
+def metrics_of(sums: Sums) -> dict[str, float]:
+    """Compute the metrics from their sums; undefined metrics are left out.
 
-    Classification: accuracy, top5, nll, brier, ece, mce, entropy and its parts. Regression: rmse,
-    nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined where targets do not vary), nll
-    per value, coverage. Sums of no sample have no figures.
+    Classification: accuracy, top5, nll, brier, entropy, aleatoric, epistemic, mutual_information,
+    ece, mce. Regression: rmse, nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all
+    targets are equal), nll per value, coverage. Without samples no metric is defined.
     """
-    if not float(sums["examples"]):
-        return {}
-    return _regression(sums) if "squared_error" in sums else _classification(sums)
-
-
-def _classification(sums: Sums) -> dict[str, float]:
     n = float(sums["examples"])
-    means = ("nll", "brier", "entropy", "aleatoric", "epistemic", "mutual_information")
-    result = {"accuracy": float(sums["hits"]) / n}
-    if "top5" in sums:
-        result["top5"] = float(sums["top5"]) / n
-    result |= {name: float(sums[name]) / n for name in means}
-    count = sums["bin_count"]
+    if not n:
+        return {}
+    return _regression(sums, n) if "squared_error" in sums else _classification(sums, n)
+
+
+def _classification(sums: Sums, n: float) -> dict[str, float]:
     gap = (sums["bin_hits"] - sums["bin_confidence"]).abs()
-    filled = count > 0
+    result = {name: float(sums[name]) / n for name in MEANS if name in sums}
     result["ece"] = float(gap.sum()) / n
-    result["mce"] = float((gap[filled] / count[filled]).max())
+    result["mce"] = float((gap / sums["bin_count"].clamp_min(1)).max())
     return result
 
 
-def _regression(sums: Sums) -> dict[str, float]:
-    n, values = float(sums["examples"]), float(sums["values"])
+def _regression(sums: Sums, n: float) -> dict[str, float]:
+    values = float(sums["values"])
+    result = {"rmse": math.sqrt(float(sums["squared_error"]) / values)}
     spread = float((sums["target_squared"] - sums["target"].square() / n).sum())
-    error = float(sums["squared_error"])
-    # Below this, the spread is what rounding left of equal targets.
-    varies = spread > SPREAD * float(sums["target_squared"].sum())
-    return {
-        "rmse": math.sqrt(error / values),
-        **({"nmse": error / spread} if varies else {}),
-        "nll": float(sums["nll"]) / values,
-        **{f"coverage{level}": float(sums[f"inside{level}"]) / values for level in INTERVALS},
-    }
+    if spread > SPREAD * float(sums["target_squared"].sum()):
+        result["nmse"] = float(sums["squared_error"]) / spread
+    result["nll"] = float(sums["nll"]) / values
+    for level in INTERVALS:
+        result[f"coverage{level}"] = float(sums[f"inside{level}"]) / values
+    return result
 
 
 def summarise(per_client: Sequence[Sums]) -> dict[str, dict[str, float]]:
-    """Return each figure's mean and standard deviation over clients, and its pooled value.
+    """Return each metric's mean and standard deviation over clients, and its pooled value.
 
-    The mean is over the clients that have the figure; where none has, it is left out.
+    The mean is over the clients for which the metric is defined; without any, it is left out.
     """
     if not per_client:
         return {}
-    each = [figures(sums) for sums in per_client]
-    pooled = figures(reduce(add, per_client))
-    held = {name: [one[name] for one in each if name in one] for name in pooled}
-    return {
-        name: {"mean": float(np.mean(of)), "std": float(np.std(of)), "pooled": pooled[name]}
-        for name, of in held.items()
-        if of
-    }
+    each = [metrics_of(sums) for sums in per_client]
+    summary = {}
+    for name, pooled in metrics_of(reduce(add, per_client)).items():
+        values = [metrics[name] for metrics in each if name in metrics]
+        if values:
+            mean, std = float(np.mean(values)), float(np.std(values))
+            summary[name] = {"mean": mean, "std": std, "pooled": pooled}
+    return summary
 
 
-def curve(sums: Sums) -> dict[str, list[float]]:
-    """Return the reliability diagram: per bin the count, mean confidence and accuracy."""
+def reliability_diagram(sums: Sums) -> dict[str, list[float]]:
+    """Return the count, mean confidence and accuracy of each bin of confidence."""
     count = sums["bin_count"]
     safe = count.clamp_min(1)
     return {
@@ -180,10 +176,10 @@ def curve(sums: Sums) -> dict[str, list[float]]:
     }
 
 
-def retention(sums: Sums) -> dict[str, list[float]]:
-    """Return accuracy against the fraction retained when the most uncertain are discarded.
+def retention_curve(sums: Sums) -> dict[str, list[float]]:
+    """Return the accuracy on the most certain samples by the fraction of samples retained.
 
-    One point for each level of entropy that occurs, so each point keeps whole levels.
+    One point per occupied bin of entropy: a bin is retained or discarded as a whole.
     """
     count, hits = sums["level_count"].cumsum(0), sums["level_hits"].cumsum(0)
     steps = (sums["level_count"] > 0).nonzero()[:, 0]
@@ -194,9 +190,11 @@ def retention(sums: Sums) -> dict[str, list[float]]:
 
 
 def ood_auroc(inside: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> float:
-    """Return the chance that a sample from another data set is the more uncertain; ties are half.
+    """Return the AUROC of detecting out-of-distribution samples by their entropy.
 
-    `inside` and `outside` are entropies of the test set and of the other data, both non-empty.
+    `inside` ``[N]`` and `outside` ``[M]`` are entropies of the test set and of the other data set,
+    neither empty. The AUROC is the probability that a sample of the other data set is the more
+    uncertain of the two; ties count half.
     """
     values = np.sort(inside)
     below = np.searchsorted(values, outside, side="left")

@@ -1,4 +1,4 @@
-"""Conformance checks for parts that others write (see `bflcore.testing.kit`)."""
+"""Conformance checks for third-party components (see `bflcore.testing.kit`)."""
 
 from bflcore.testing.kit import Check, Outcome, checks, parametrize_with_checks
 

@@ -1,16 +1,16 @@
-"""The laws of fusion, as functions that raise `AssertionError` where a rule breaks one.
+"""The laws of fusion, as functions that raise `AssertionError` if a rule violates them.
 
 Every law takes an aggregator and one case: posteriors ``[K, P]``, weights ``[K]`` (not all zero),
-and the prior ``[P]`` they started from, of which no client is less certain. `LAWS` says which laws
+and their prior ``[P]``, whose variances are not below those of any client. `LAWS` lists which laws
 an aggregator claims through its tags; `check_all` needs neither pytest nor hypothesis.
 
 Tolerances. A fused number is a ratio of sums of up to K products, each rounded in the clients'
-dtype, accumulated over K clients: `rounding`, relative, a few units in the last place and K of
-them in the worst case. Means are sums of differences from the prior's mean, so their error scales
-with the farthest client's distance (and with the mean itself, which is rounded once at the end).
-A mixture's variance holds squared distances between clients and inherits the error of those. A
-rule that subtracts K - 1 priors from K precisions, none below the prior's, is left with at least a
-K-th of their sum: its relative error is K times larger.
+dtype, accumulated over K clients: the relative error `rounding` is a few units in the last place,
+and K of them in the worst case. Means are sums of differences from the prior's mean, so their error
+scales with the distance of the farthest client (and with the mean itself, which is rounded once at
+the end). The variance of a mixture contains squared distances between clients, and their error. A
+rule that subtracts K - 1 priors from K precisions, none below the prior's, retains at least a K-th
+of their sum: its relative error is K times larger.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Case:
     prior: Posterior
 
     def fused_by(self, rule: Aggregator) -> Posterior:
-        """Return what `rule` makes of it."""
+        """Return the case fused by `rule` ``[P]``."""
         return rule.fuse(self.posteriors, self.weights, self.prior)
 
     def rows(self, rows: list[int]) -> Case:
-        """Keep some clients, in the order given."""
+        """Select clients, in the given order."""
         return Case(self.posteriors[rows], self.weights[rows], self.prior)
 
     def map_means(self, function: Callable[[Tensor], Tensor]) -> Case:
-        """Change the means of clients and prior alike."""
+        """Apply a function to the means of clients and prior."""
         return Case(
             _with_mean(self.posteriors, function), self.weights, _with_mean(self.prior, function)
         )
@@ -71,7 +71,7 @@ Check = Callable[[Aggregator, Case], None]
 
 @attrs.frozen
 class Law:
-    """A law: its name, the check, and the tag by which a rule claims it (none: every rule)."""
+    """A law: its name, its check, and the tag by which rules claim it (empty: all rules)."""
 
     name: str
     check: Check
@@ -79,14 +79,14 @@ class Law:
 
 
 def order_never_matters(rule: Aggregator, case: Case) -> None:
-    """Reversed and rotated clients fuse to the same (law 1)."""
+    """The result for reversed and rotated clients is the same (law 1)."""
     clients = len(case.weights)
     for order in ([*range(clients)][::-1], [*range(1, clients), 0]):
         close(rule, case, case.rows(order).fused_by(rule), case.fused_by(rule))
 
 
 def grouping_never_matters(rule: Aggregator, case: Case) -> None:
-    """A balanced tree, chains of single clients either way and streaming equal fusing (law 1)."""
+    """A balanced tree, chains in both directions and streaming equal `fuse` (law 1)."""
 
     def tree(rows: list[int]) -> State:
         if len(rows) == 1:
@@ -107,7 +107,7 @@ def grouping_never_matters(rule: Aggregator, case: Case) -> None:
 
 
 def states_are_plain_tensors(rule: Aggregator, case: Case) -> None:
-    """A state that was sent, in whatever order its tensors arrive, is the same state."""
+    """A state whose tensors are copied and reordered is the same state."""
     first, *others = range(len(case.weights))
     here = _take_in(rule, case, [first])
     there = _take_in(rule, case, others) if others else rule.start(case.prior)
@@ -119,7 +119,7 @@ def states_are_plain_tensors(rule: Aggregator, case: Case) -> None:
 
 
 def states_do_not_grow(rule: Aggregator, case: Case) -> None:
-    """The state of twice as many clients takes no more memory (what streaming rests on)."""
+    """The state of twice as many clients has the same size, as streaming requires."""
     state = _take_in(rule, case, [*range(len(case.weights))])
     before = {name: tensor.shape for name, tensor in state.tensors.items()}
     twice = rule.add(state, case.posteriors, case.weights)
@@ -129,8 +129,8 @@ def states_do_not_grow(rule: Aggregator, case: Case) -> None:
 
 
 def _take_in(rule: Aggregator, case: Case, rows: list[int]) -> State:
-    part = case.rows(rows)
-    return rule.add(rule.start(case.prior), part.posteriors, part.weights)
+    chosen = case.rows(rows)
+    return rule.add(rule.start(case.prior), chosen.posteriors, chosen.weights)
 
 
 def one_client_is_returned(rule: Aggregator, case: Case) -> None:
@@ -141,20 +141,20 @@ def one_client_is_returned(rule: Aggregator, case: Case) -> None:
 
 
 def identical_clients_keep_their_mean(rule: Aggregator, case: Case) -> None:
-    """Clients who agree fuse to what they agree on (law 3)."""
+    """Identical clients have the fused mean (law 3)."""
     same = _identical(case)
     fused, one = same.fused_by(rule), same.posteriors[0]
     close_mean(same, fused.mean, one.mean)
 
 
 def identical_clients_keep_their_variance(rule: Aggregator, case: Case) -> None:
-    """Averaging and pooling do not make agreeing clients more certain (law 3)."""
+    """Averaging and pooling do not lower the variance of identical clients (law 3)."""
     same = _identical(case)
     close(rule, same, same.fused_by(rule), same.posteriors[0])
 
 
 def identical_clients_of_equal_weight_divide_their_variance(rule: Aggregator, case: Case) -> None:
-    """K clients who agree on s know it to s/K (law 3)."""
+    """K identical clients with variance s have the fused variance s/K (law 3)."""
     same = _identical(case)
     same = Case(same.posteriors, torch.full_like(same.weights, 0.37), same.prior)
     one = gaussian(same.posteriors[0])
@@ -181,21 +181,21 @@ def variance_holds_that_of_the_means(rule: Aggregator, case: Case) -> None:
 
 
 def evidence_adds_up(rule: Aggregator, case: Case) -> None:
-    """Nobody's certainty is lost: the variance is at most the smallest client's (law 4)."""
+    """The fused variance is at most the smallest of the clients' (law 4)."""
     fused, clients = gaussian(case.fused_by(rule)), gaussian(case.posteriors)
     excess = fused.variance.double() - clients.variance.double().amin(0) * (1 + rounding(case))
     hold(excess <= tiny(case), "variance exceeds that of the most certain client", excess)
 
 
 def scale_of_weights_never_matters(rule: Aggregator, case: Case) -> None:
-    """Weights count relative to each other (law 5)."""
+    """Only ratios of weights matter (law 5)."""
     for factor in (1e-9, 7.0, 1e6):
         scaled = Case(case.posteriors, case.weights * factor, case.prior)
         close(rule, case, scaled.fused_by(rule), case.fused_by(rule))
 
 
 def zero_weight_is_absence(rule: Aggregator, case: Case) -> None:
-    """A client of weight zero might not have been there (law 5)."""
+    """A client of weight zero does not change the result (law 5)."""
     clients = len(case.weights)
     added = Case(
         type(case.posteriors).concatenate([case.posteriors, _elsewhere(case.posteriors[[0]])]),
@@ -207,7 +207,7 @@ def zero_weight_is_absence(rule: Aggregator, case: Case) -> None:
 
 
 def weights_are_ignored(rule: Aggregator, case: Case) -> None:
-    """Equal weights, or the given ones: the same result."""
+    """Equal weights give the same result as the given ones."""
     equal = Case(case.posteriors, torch.ones_like(case.weights), case.prior)
     close(rule, case, case.fused_by(rule), equal.fused_by(rule))
 
@@ -226,7 +226,7 @@ def scale_is_carried_through(rule: Aggregator, case: Case) -> None:
 
 
 def prior_is_only_an_origin(rule: Aggregator, case: Case) -> None:
-    """A rule that does not subtract the prior gives the same from any prior."""
+    """A rule that does not subtract the prior does not depend on it."""
     if "subtracts-prior" in rule.tags:
         return
     moved = Case(case.posteriors, case.weights, _elsewhere(case.prior))
@@ -234,14 +234,14 @@ def prior_is_only_an_origin(rule: Aggregator, case: Case) -> None:
 
 
 def unchanged_priors_come_back(rule: Aggregator, case: Case) -> None:
-    """Clients who learnt nothing leave the prior as it was, however many (law 9)."""
+    """Any number of clients that return the prior leave it unchanged (law 9)."""
     rows = case.prior.map(lambda tensor: tensor.expand(len(case.weights), -1))
     idle = Case(rows, case.weights, case.prior)
     close(rule, idle, idle.fused_by(rule), case.prior)
 
 
 def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None:
-    """No NaN, no infinity, no negative variance; the dtype that went in (law 11)."""
+    """Results are finite, with variances >= 0, in the dtype of the inputs (law 11)."""
     fused = case.fused_by(rule)
     if reason := fused.invalid():
         raise AssertionError(f"{rule.name}: {reason}")
@@ -251,7 +251,7 @@ def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None
 
 
 def certain_clients_decide(rule: Aggregator, case: Case) -> None:
-    """Where precisions add, coordinates known for certain get the mean of those who know them."""
+    """Where some clients have variance 0, the fused mean is their weighted mean."""
     clients, fused = gaussian(case.posteriors), gaussian(case.fused_by(rule))
     weights = case.weights if rule.weighs else torch.ones_like(case.weights)
     certain = ((clients.variance == 0) & (weights > 0)[:, None]).double() * weights[:, None]
@@ -259,7 +259,7 @@ def certain_clients_decide(rule: Aggregator, case: Case) -> None:
     shift = clients.mean.double() - case.prior.mean.double()
     mean = (certain * shift).sum(0) / certain.sum(0) + case.prior.mean.double()
     close_mean(case, fused.mean, torch.where(known, mean, fused.mean.double()))
-    hold((fused.variance == 0) | ~known, "variance of a certain coordinate", fused.variance)
+    hold((fused.variance == 0) | ~known, "variance of a certain parameter", fused.variance)
 
 
 LAWS: tuple[Law, ...] = (
@@ -290,7 +290,7 @@ LAWS: tuple[Law, ...] = (
 
 
 def claimed(rule: Aggregator) -> Iterator[Law]:
-    """Yield the laws that an aggregator must keep."""
+    """Yield the laws that an aggregator claims."""
     yield from (law for law in LAWS if not law.tag or law.tag in rule.tags)
 
 
@@ -322,9 +322,9 @@ def cases(families: tuple[str, ...] = ("gaussian",)) -> Iterator[Case]:
 
 
 def gaussian(posterior: Posterior) -> Gaussian:
-    """Return the posterior, which the law requires to be Gaussian."""
+    """Return the posterior; raise `AssertionError` if it is not Gaussian."""
     if not isinstance(posterior, Gaussian):
-        raise AssertionError(f"{posterior.name} is no Gaussian")  # noqa: TRY004 - a law broken
+        raise AssertionError(f"{posterior.name} is not a Gaussian")  # noqa: TRY004 - a law broken
     return posterior
 
 
@@ -333,7 +333,7 @@ def _with_mean(posterior: Posterior, function: Callable[[Tensor], Tensor]) -> Po
 
 
 def _elsewhere(posterior: Posterior) -> Posterior:
-    """Change every field that says something of the parameters."""
+    """Change every field that describes the parameters."""
     return posterior.unpack(
         {
             name: tensor if name in posterior.structure else tensor.abs() * 3 + 1
@@ -354,20 +354,20 @@ def _identical(case: Case) -> Case:
 
 
 def _average(case: Case, values: Tensor, rule: Aggregator) -> Tensor:
-    """Return the mean over clients ``[P]`` that `rule` means by it."""
+    """Return the mean over clients ``[P]``, with the weights that `rule` uses."""
     weights = case.weights if rule.weighs else torch.ones_like(case.weights)
     share = weights.double() / weights.double().sum()
     return (share[:, None] * values).sum(0)
 
 
 def rounding(case: Case) -> float:
-    """Return the relative error that rounding alone explains."""
+    """Return the largest relative error that rounding can cause."""
     clients = len(case.weights)
     return 2 * (clients + 8) * torch.finfo(case.prior.mean.dtype).eps
 
 
 def tiny(case: Case) -> float:
-    """Return what is zero to the dtype: results near its smallest number lose digits."""
+    """Return the absolute error to allow: results near the smallest number lose digits."""
     return 100 * torch.finfo(case.prior.mean.dtype).tiny
 
 
@@ -405,7 +405,7 @@ def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: int = 1) 
 
 
 def _reach(case: Case) -> Tensor:
-    """Return the size of the numbers that means are computed from ``[P]``."""
+    """Return the magnitude of the numbers from which means are computed ``[P]``."""
     origin = case.prior.mean.double()
     return (case.posteriors.mean.double() - origin).abs().amax(0) + origin.abs()
 
@@ -417,8 +417,8 @@ def _gap(case: Case) -> Tensor:
 
 
 def hold(truth: Tensor, what: str, *values: Tensor) -> None:
-    """Require `truth` ``[P]`` everywhere; name the first coordinate where it fails."""
+    """Raise `AssertionError` unless all of `truth` ``[P]`` holds; name the first parameter."""
     if not bool(truth.all()):
         where = int((~truth).nonzero()[0, 0])
         shown = " against ".join(f"{float(value[where]):.17g}" for value in values)
-        raise AssertionError(f"{what} at coordinate {where}: {shown}")
+        raise AssertionError(f"{what} at parameter {where}: {shown}")

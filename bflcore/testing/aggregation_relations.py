@@ -1,4 +1,4 @@
-"""Laws that tie fusion rules to each other and to computations that know nothing of fusion.
+"""Laws that relate fusion rules to each other and to independent computations.
 
 They raise `AssertionError` like those of `bflcore.testing.aggregation_laws`. The references are
 numpy's linear algebra on the data itself.
@@ -43,7 +43,7 @@ def pool_is_rescaled_conflation(pool: Aggregator, weighted: Aggregator, case: Ca
 
 
 def variances_are_ordered(smaller: Aggregator, larger: Aggregator, case: Case) -> None:
-    """One rule is never less certain than another (law 4)."""
+    """The variances of one rule never exceed those of another (law 4)."""
     low = gaussian(case.fused_by(smaller)).variance.double()
     high = gaussian(case.fused_by(larger)).variance.double()
     hold(low <= high * (1 + 2 * rounding(case)) + tiny(case), "variances out of order", low, high)
@@ -54,13 +54,13 @@ def heaviest_client_bounds_the_variance(weighted: Aggregator, case: Case) -> Non
     fused = gaussian(case.fused_by(weighted)).variance.double()
     heaviest = gaussian(case.posteriors).variance[case.weights.argmax()].double()
     bound = heaviest * (1 + rounding(case)) + tiny(case)
-    hold(fused <= bound, "variance beside the heaviest client's", fused, heaviest)
+    hold(fused <= bound, "variance, compared with the heaviest client's", fused, heaviest)
 
 
 def product_is_weighted_least_squares(conflation: Aggregator, case: Case) -> None:
     """Conflation of K measurements is their weighted least squares estimate (law 10).
 
-    Solved by numpy for each coordinate: rows 1/sigma_k, targets (mu_k - mu_0)/sigma_k. Variances
+    Solved by numpy for each parameter: rows 1/sigma_k, targets (mu_k - mu_0)/sigma_k. Variances
     must be positive.
     """
     clients, fused = gaussian(case.posteriors), gaussian(case.fused_by(conflation))
@@ -83,8 +83,8 @@ class Regression:
     """Linear regression with known noise, divided among clients that share the prior.
 
     Client k holds ``x[k]`` ``[n_k, P]`` and ``y[k]`` ``[n_k]``, y = x theta + N(0, noise); the
-    prior is N(prior_mean, diag(prior_variance)). Each row of x is zero but for one entry: then
-    every posterior is a product over parameters, as the rule assumes, and nothing is approximate.
+    prior is N(prior_mean, diag(prior_variance)). Each row of x has a single nonzero entry: then
+    every posterior is a product over parameters, as the rule assumes, and exact.
     """
 
     x: tuple[Array, ...]

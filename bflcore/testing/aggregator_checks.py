@@ -1,4 +1,4 @@
-"""What an aggregator must do: keep its inputs, and every law that its tags claim."""
+"""Checks of aggregators: inputs stay unchanged, and all laws claimed by tags hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Part = type[Aggregator]
 
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
-    """Yield the checks of an aggregator: a law each."""
+    """Yield the checks of an aggregator, one per law."""
     yield inputs_stay_untouched
     yield from (weights_that_make_no_sense_are_refused, ignored_weights_are_declared)
     for law in claimed(part()):
@@ -52,7 +52,7 @@ def weights_that_make_no_sense_are_refused(part: Part) -> None:
 
 
 def ignored_weights_are_declared(part: Part) -> None:
-    """A rule ignores weights if and only if it says so, and then it says why."""
+    """A rule that ignores weights declares it and gives a reason."""
     if part.weighs == bool(part.ignores_weights_because):
         raise AssertionError(
             f"weighs is {part.weighs} and ignores_weights_because is "
@@ -75,7 +75,7 @@ def _check_of(law: Law) -> Callable[[Part], None]:
 
 
 def _cases(part: Part) -> Iterator[Case]:
-    """Yield the laws' own cases of points and Gaussians, and a few of other families."""
+    """Yield the cases of the laws for points and Gaussians, and a few for other families."""
     layout = problems.separable().layout
     for family in problems.families(part):
         if family.name in {"point", "gaussian"}:

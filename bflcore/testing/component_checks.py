@@ -1,4 +1,4 @@
-"""What every component must do: be frozen, named, documented, storable and quick to import."""
+"""Checks of all components: frozen, named, documented, storable and quick to import."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_frozen(part: Part) -> None:
             setattr(object.__new__(part), field.name, None)
         except attrs.exceptions.FrozenInstanceError:
             continue
-        except Exception:  # noqa: BLE001, S110 - refused by a validator: assignable all the same
+        except Exception:  # noqa: BLE001, S110 - rejected by a validator, but assignable
             pass
         raise AssertionError(f"{field.name} can be assigned; decorate the class with @component")
     fields = {field.name for field in attrs.fields(part)} if attrs.has(part) else set()
@@ -62,7 +62,7 @@ def is_named(part: Part) -> None:
 
 
 def is_documented(part: Part) -> None:
-    """The class has a docstring of its own, and a reference where its kind cites one."""
+    """The class has its own docstring, and a reference if its kind requires one."""
     if not (part.__dict__.get("__doc__") or "").strip():
         raise AssertionError(f"{part.__name__} has no docstring; bfl list shows its first line")
     if not part.summary().endswith("."):
@@ -83,7 +83,7 @@ def explains_its_options(part: Part) -> None:
             )
     for option in options_of(part):
         if not option.help.strip():
-            raise AssertionError(f"option {option.name} has no help; say in a line what it is")
+            raise AssertionError(f"option {option.name} has no help; describe it in one line")
 
 
 def options_survive_storage(part: Part) -> None:
@@ -99,14 +99,14 @@ def options_survive_storage(part: Part) -> None:
 
 
 def options_can_be_typed(part: Part) -> None:
-    """Every default can be written on the command line."""
+    """Every default can be given on the command line."""
     for option in options_of(part):
         value = option.default
         text = value_text(value)
         read = parse_text(part, option.name, text, part.kind)
         if read != value:
             raise AssertionError(
-                f"option {option.name}: the default {value!r} typed as {text!r} is read as "
+                f"option {option.name}: the default {value!r} given as {text!r} is read as "
                 f"{read!r}; choose another default, or another type"
             )
 
@@ -133,6 +133,6 @@ def _import_without_torch(module: str) -> None:
 
 
 def _hyphened(name: str) -> str:
-    """Return the nearest name that is allowed."""
+    """Return a similar name that is allowed."""
     words = re.findall("[A-Z]+[a-z0-9]*|[a-z0-9]+", name)
     return "-".join(words).lower() or "my-part"

@@ -1,6 +1,6 @@
-"""What an engine must do: what the local one does, and blame the right client.
+"""Checks of engines: results equal the local engine's, and errors name the right client.
 
-To open an engine may take long (processes, nodes), so one session is recorded for all checks.
+Opening an engine may take long (processes, nodes), so all checks share one recorded session.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def two_rounds_equal_the_local_engines(part: Part) -> None:
 
 
 def evaluation_equals_the_local_engines(part: Part) -> None:
-    """So are the sums of metrics."""
+    """Sums of metrics are those of the local engine."""
     found, expected = (
         {str(r.client): r.personal for r in one.replies("evaluate") if isinstance(r, Evaluation)}
         for one in (_of(part), _local())
@@ -67,7 +67,7 @@ def evaluation_equals_the_local_engines(part: Part) -> None:
 
 
 def replies_are_sorted_by_client(part: Part) -> None:
-    """Replies come in order of ids, whoever was fastest."""
+    """Replies arrive in order of client ids."""
     for stage in ("first fit", "evaluate"):
         order = [client for reply in _of(part).replies(stage) for client in _clients(reply)]
         if order != sorted(order):
@@ -91,14 +91,14 @@ class Faulty(Map):
     name = "faulty"
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Raise where the guilty client takes part."""
+        """Raise if the guilty client takes part."""
         _fail(cohort)
         return super().fit(problem, broadcast, cohort)
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Raise where the guilty client takes part."""
+        """Raise if the guilty client takes part."""
         _fail(cohort)
         return super().personalise(problem, broadcast, cohort)
 
@@ -110,7 +110,7 @@ def _fail(cohort: Cohort) -> None:
 
 @attrs.frozen
 class Record:
-    """What came of each stage of a session (its replies, or what it raised)."""
+    """The outcome of each stage of a session: its replies, or the exception it raised."""
 
     stages: dict[str, list[Any] | Exception]
     changed: str
@@ -156,7 +156,7 @@ def _fitted(session: Session, broadcast: Broadcast, of: Problem) -> list[LocalRe
 def _tried(stage: Callable[[], list[Any]]) -> list[Any] | Exception:
     try:
         return stage()
-    except Exception as error:  # noqa: BLE001 - a stranger's engine may raise anything
+    except Exception as error:  # noqa: BLE001 - an engine may raise anything
         return error
 
 
@@ -194,7 +194,7 @@ def _only_the_guilty(record: Record, stage: str) -> None:
     blamed = [f"client {error.client} in {error.stage}" for error in errors]
     if blamed != [f"client {GUILTY} in {stage}"]:
         said = ", ".join(blamed) or "nobody"
-        raise AssertionError(f"client {GUILTY} failed in {stage}, but blamed is {said}")
+        raise AssertionError(f"client {GUILTY} failed in {stage}, but errors name {said}")
     if "out of luck" not in errors[0].reason:
         raise AssertionError(
             f"the client raised RuntimeError('out of luck'); the reason given is "
@@ -203,4 +203,4 @@ def _only_the_guilty(record: Record, stage: str) -> None:
     innocent = [client for client in range(len(problems.SIZES)) if client != GUILTY]
     others = sorted(c for reply in replies if reply not in errors for c in _clients(reply))
     if others != innocent:
-        raise AssertionError(f"of the innocent clients {innocent} only {others} replied")
+        raise AssertionError(f"only clients {others} of {innocent} replied")

@@ -1,4 +1,4 @@
-"""What a hyperparameter update must do."""
+"""Checks of hyperparameter updates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def the_next_broadcast_is_valid(part: Part) -> None:
 
 
 def summaries_add_up(part: Part) -> None:
-    """The sum of clients' summaries is the summary of all: the server takes one at a time."""
+    """The sum of the clients' summaries is the summary of all clients."""
     for broadcast, result, _ in _cases(part):
         together = part().summarise(result, WEIGHTS, broadcast)
         what = "clients' own summaries added up, compared with the summary of all"
@@ -107,7 +107,7 @@ def _summed(part: Part, broadcast: Broadcast, result: LocalResult) -> Statistics
 
 
 def _cases(part: Part) -> Iterator[tuple[Broadcast, LocalResult, Posterior]]:
-    """Yield what the server has after a round of real clients, of every inference that fits."""
+    """Yield the server's data after a round of clients, for each inference that fits."""
     for inference in _inferences(part):
         broadcast, result = deepcopy(_fitted(inference))  # a wrong part may change its own
         yield broadcast, result, result.posterior[0]
@@ -121,7 +121,7 @@ def _fitted(inference: LocalInference) -> tuple[Broadcast, LocalResult]:
 
 
 def _inferences(part: Part) -> list[Any]:
-    """Return the inferences whose methods choose this update; without any, all that fit it."""
+    """Return the inferences of the methods that use this update; without any, all that fit."""
     from bflcore.registry.loading import load_registry
 
     registry = load_registry()

@@ -1,4 +1,4 @@
-"""What a local inference must do."""
+"""Checks of local inferences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inputs_stay_untouched(part: Part) -> None:
 
 
 def results_have_the_declared_family(part: Part) -> None:
-    """`fit` returns posteriors of `family`, one row a client, that the server accepts."""
+    """`fit` returns posteriors of `family` that the server accepts, one row per client."""
     from bflcore.engines.screening import screen
 
     inference, of, broadcast, cohort = _case(part)
@@ -96,7 +96,7 @@ def repeats_itself(part: Part) -> None:
 
 
 def global_randomness_stays_untouched(part: Part) -> None:
-    """Noise comes from the cohort's streams: torch's global generator is neither read nor moved."""
+    """Noise comes from the cohort's streams, not from torch's global generator."""
     inference, of, broadcast, cohort = _case(part)
     kept = torch.get_rng_state()
     try:
@@ -118,9 +118,9 @@ def global_randomness_stays_untouched(part: Part) -> None:
 
 
 def a_cohort_is_its_clients_alone(part: Part) -> None:
-    """A ragged cohort gives what each client gives alone, to rounding.
+    """Each client of a ragged cohort gets the result that it gets alone, up to rounding.
 
-    Steps beyond a client's own change nothing.
+    In particular, steps after a client's last one have no effect on it.
     """
     inference, of, broadcast, cohort = _case(part, sharing="body")
     together = inference.fit(of, broadcast, cohort)
@@ -131,7 +131,7 @@ def a_cohort_is_its_clients_alone(part: Part) -> None:
 
 
 def padding_is_never_read(part: Part) -> None:
-    """What stands beyond a client's samples does not matter."""
+    """Values beyond a client's samples do not matter."""
     inference, of, broadcast, cohort = _case(part)
     x, y = cohort.x.clone(), cohort.y.clone()
     for index, size in enumerate(cohort.sizes):
@@ -143,7 +143,7 @@ def padding_is_never_read(part: Part) -> None:
 
 
 def order_is_irrelevant(part: Part) -> None:
-    """Clients of equal size may stand in any order."""
+    """Clients of equal size may be in any order."""
     inference = problems.build(part)
     of = problems.separable(sizes=(6, 6))
     broadcast = problems.first_broadcast(inference, of)
@@ -153,7 +153,7 @@ def order_is_irrelevant(part: Part) -> None:
 
 
 def no_data_gives_the_prior_back(part: Part) -> None:
-    """A client without samples learns nothing: start and prior alike, its posterior is they."""
+    """Without samples, if start and prior are equal, the posterior is the prior."""
     inference = problems.build(part)
     of = problems.separable(sizes=(6, 0))
     broadcast = problems.first_broadcast(inference, of)
@@ -167,7 +167,7 @@ def no_data_gives_the_prior_back(part: Part) -> None:
 
 
 def loss_falls(part: Part) -> None:
-    """Round after round from its own posterior, a client's loss falls."""
+    """Starting each round from its own posterior, a client's loss falls."""
     inference = problems.build(part)
     of = problems.separable(sizes=(24,), sharing="body")
     broadcast, memory = problems.first_broadcast(inference, of), None
@@ -180,13 +180,11 @@ def loss_falls(part: Part) -> None:
         memory = dict(result.memory)
     if not min(losses[-2:]) < losses[0]:
         shown = ", ".join(f"{loss:.4f}" for loss in losses)
-        raise AssertionError(
-            f"over {ROUNDS} rounds LocalResult.loss goes {shown}: it does not fall"
-        )
+        raise AssertionError(f"over {ROUNDS} rounds LocalResult.loss is {shown}: it does not fall")
 
 
 def memory_survives_storage(part: Part) -> None:
-    """A memory that was written and read continues as if it had stayed.
+    """A memory that was written and read gives the same results as the original.
 
     Its tensors keep their names, shapes and dtypes from the first round on.
     """

@@ -1,13 +1,13 @@
-"""The conformance kit: what every component must do, as a list of plain checks.
+"""The conformance kit: the requirements on components, as a list of plain checks.
 
     for check in checks(MyInference):
-        check.function()                # raises where MyInference is wrong
+        check.function()                # raises if MyInference is wrong
 
 Neither pytest nor hypothesis is needed. ``bfl check-plugin NAME`` runs the checks of an installed
 plugin; `parametrize_with_checks` turns them into tests.
 
-A part that cannot pass a check says so, with the reason, in its `expected_failures`; a check that
-passes although its failure is expected is an error, so that reasons do not outlive their cause.
+A part that cannot pass a check declares this, with the reason, in its `expected_failures`; it is an
+error if such a check passes, so that the entry is removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Function = Callable[[Any], None]
 
 @attrs.frozen
 class Outcome:
-    """The outcome of a check; `reason` says in one line why it failed or was expected to."""
+    """The outcome of a check; `reason` is one line on why it failed or was expected to fail."""
 
     state: Literal["ok", "failed", "expected failure"]
     reason: str = ""
@@ -41,7 +41,7 @@ class Outcome:
 
 @attrs.frozen
 class Check:
-    """One check of one part; `name` is a sentence, `expected` the reason why it may fail."""
+    """One check of one part; `name` is a sentence, `expected` why it may fail (or empty)."""
 
     part: Part
     name: str
@@ -49,10 +49,10 @@ class Check:
     expected: str = ""
 
     def outcome(self) -> Outcome:
-        """Run the check; whatever it raises is the part's failure."""
+        """Run the check; any exception counts as a failure of the part."""
         try:
             self.function()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's part may even exit
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the part may even exit
             if self.expected:
                 return Outcome("expected failure", _line(self.expected))
             return Outcome("failed", _reason(error, self.part))
@@ -68,7 +68,7 @@ class Check:
 def checks(part: Part) -> Iterator[Check]:
     """Yield every check that `part` must pass, those of all kinds first.
 
-    Raises `ValueError` if `part` expects a check to fail that is not asked of it.
+    Raises `ValueError` if `expected_failures` names a check that does not exist for `part`.
     """
     found = {_sentence(function): function for function in _functions(part)}
     for name in part.expected_failures:
@@ -122,10 +122,10 @@ def _bound(function: Function, part: Part) -> Callable[[], None]:
 
 
 def _reason(error: BaseException, part: Part) -> str:
-    """Return what a failure says: an assertion its own words, anything else also type and place."""
+    """Return the message of a failure; unless it is an assertion, also its type and place."""
     try:
         text = _line(str(error))
-    except Exception:  # noqa: BLE001 - the stranger's exception cannot even be printed
+    except Exception:  # noqa: BLE001 - the exception cannot even be printed
         text = ""
     if text and isinstance(error, AssertionError):
         return text
@@ -134,7 +134,7 @@ def _reason(error: BaseException, part: Part) -> str:
 
 
 def _place(error: BaseException, part: Part) -> str:
-    """Say which line failed: the last one beside the part's own module, otherwise the last."""
+    """Return the line that failed: the last one in the part's own folder, otherwise the last."""
     frames = traceback.extract_tb(error.__traceback__)
     module = getattr(sys.modules.get(part.__module__), "__file__", None) or ""
     own = [frame for frame in frames if Path(frame.filename).parent == Path(module).parent]

@@ -1,4 +1,4 @@
-"""What a label noise must do: change a label with probability `eps`, to another class."""
+"""Checks of label noise: a label changes to another class with probability `eps`."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ def labels_change_with_probability_eps(part: Part) -> None:
     for eps in (0.0, 0.3):
         kept = np.diag(part(eps=eps).transition(4))
         if not np.allclose(kept, 1 - eps):
-            raise AssertionError(f"labels stay with probability {kept} under eps = {eps}")
+            raise AssertionError(f"labels are kept with probability {kept} for eps = {eps}")

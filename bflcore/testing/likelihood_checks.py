@@ -1,4 +1,4 @@
-"""What a likelihood must do: give a loss per sample and predictions of the outputs' shape."""
+"""Checks of likelihoods: a loss per sample, and predictions in the shape of the outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names_its_task(part: Part) -> None:
 
 
 def gives_a_loss_per_sample(part: Part) -> None:
-    """`nll` of outputs ``[N, C]`` is finite and ``[N]``; a sample's does not depend on others."""
+    """`nll` of outputs ``[N, C]`` is ``[N]`` and finite, and independent between samples."""
     outputs = torch.randn(N, C, generator=problems.generator())
     classes = part.task == "classification"
     targets = torch.arange(N) % C if classes else outputs.flip(0)
@@ -43,7 +43,7 @@ def gives_a_loss_per_sample(part: Part) -> None:
 
 
 def predicts_in_the_shape_of_the_outputs(part: Part) -> None:
-    """Draws are ``[K, S, B, C]`` like the outputs: probabilities, or means beside their noise."""
+    """Draws are ``[K, S, B, C]`` like the outputs: probabilities, or means with a noise."""
     outputs = torch.randn(2, 4, N, C, generator=problems.generator())
     found = part().predictive(outputs)
     draws, noise = found.draws, found.noise

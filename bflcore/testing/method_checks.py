@@ -1,4 +1,4 @@
-"""What a method must do: choose parts that are registered and fit, and run."""
+"""Checks of methods: their parts are registered and fit each other, and they run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def runs_two_rounds(part: Part) -> None:
 
 
 def _registry(part: Part) -> Registry:
-    """Return what is installed, and the method where it is not."""
+    """Return the registry, with the method added if it is not installed."""
     registry = read_plugins(builtin)
     if part not in registry.methods.values():
         registry.add(Plugin("under test", "0", part.__module__), [part])

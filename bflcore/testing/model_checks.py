@@ -1,4 +1,4 @@
-"""What a model must do."""
+"""Checks of models."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def has_a_head(part: Part) -> None:
         if inside in {0, total}:
             raise AssertionError(
                 f"head {head!r} holds {inside} of the network's {total} parameter tensors; it must "
-                "be a part of the network that has some, and not all of them"
+                "hold some of them, but not all"
             )
 
 
 def samples_are_independent(part: Part) -> None:
-    """An output depends on the parameters and its own sample alone, with every choice of an option.
+    """An output depends on the parameters and its own sample alone, for all choices of options.
 
-    No running statistics, no statistics of the batch, no random numbers.
+    Running statistics, batch statistics and random numbers are not allowed.
     """
     for choice in _choices(part):
         for shape, network in _built(choice):

@@ -1,4 +1,4 @@
-"""What a partition must do."""
+"""Checks of partitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 -
 
 
 def inputs_stay_untouched(part: Part) -> None:
-    """Dividing leaves the data as they were."""
+    """Assigning samples leaves the data as they were."""
     data, fresh = _data(), _data()
     part().assign(data, CLIENTS, np.random.default_rng(0))
     for name in ("x", "y", "client"):
@@ -32,17 +32,17 @@ def inputs_stay_untouched(part: Part) -> None:
 
 
 def every_client_gets_samples(part: Part) -> None:
-    """There is one share a client, and none is empty."""
+    """There is one share per client, and none is empty."""
     sizes = [len(share) for share in _shares(part)]
     if len(sizes) != CLIENTS or min(sizes) == 0:
         raise AssertionError(f"{CLIENTS} clients get shares of {sizes} samples; none may be empty")
 
 
 def nobody_shares_a_sample(part: Part) -> None:
-    """A sample belongs to one client at most, and exists."""
+    """Each sample belongs to one client at most, and exists."""
     index = np.concatenate(_shares(part))
     if len(np.unique(index)) != len(index):
-        raise AssertionError("a sample is given out twice")
+        raise AssertionError("a sample belongs to two clients")
     if index.min() < 0 or index.max() >= SAMPLES:
         raise AssertionError(f"samples {index.min()} to {index.max()} of {SAMPLES}")
 

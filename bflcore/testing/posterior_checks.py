@@ -1,4 +1,4 @@
-"""What a posterior family must do. Needs its `arbitrary`; densities where it has `log_density`."""
+"""Checks of posterior families. They use `arbitrary`, and `log_density` if it is defined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["checks_of"]
 Family = type[Posterior]
 
 DRAWS = 20_000
-ERRORS = 6.0  # standard errors that chance is allowed; the draws are fixed, so this never flickers
+ERRORS = 6.0  # tolerance in standard errors; the draws are fixed, so results never vary
 
 
 def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
@@ -28,7 +28,7 @@ def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
 
 
 def inputs_stay_untouched(family: Family) -> None:
-    """Sampling, dividing and comparing leave a posterior as it was."""
+    """Sampling, splitting and comparing leave a posterior as it was."""
     of = problems.separable(sharing="body")
     q, p = _pair(family)
     noise = torch.randn(3, of.layout.total, generator=problems.generator(), dtype=torch.float64)
@@ -65,14 +65,14 @@ def clients_can_be_selected(family: Family) -> None:
 
 
 def valid_posteriors_are_accepted(family: Family) -> None:
-    """What `arbitrary` returns is a posterior of the family."""
+    """`arbitrary` returns valid posteriors."""
     q, _ = _pair(family)
     if reason := q[0].invalid():
-        raise AssertionError(f"invalid() says of a valid posterior: {reason}")
+        raise AssertionError(f"invalid() rejects a valid posterior: {reason}")
 
 
 def values_that_are_not_finite_are_invalid(family: Family) -> None:
-    """NaN or infinity in any field is noticed before it may touch the server."""
+    """NaN or infinity in any field makes a posterior invalid."""
     packed = _pair(family)[0][0].pack()
     for name, tensor in packed.items():
         for value in ("nan", "inf"):
@@ -96,7 +96,7 @@ def keeps_the_dtype(family: Family) -> None:
 
 
 def divergence_is_never_negative(family: Family) -> None:
-    """``q.kl(p) >= 0``, ``q.kl(q) == 0``, one number a client."""
+    """``q.kl(p) >= 0`` and ``q.kl(q) == 0``, with one number per client."""
     q, p = _pair(family)
     apart, none = q.kl(p), q.kl(q)
     if apart.shape != (3,):
@@ -150,4 +150,4 @@ def _within(difference: torch.Tensor, allowed: torch.Tensor, what: str) -> None:
     excess = (difference.abs() - allowed).nan_to_num(nan=torch.inf)
     if not bool((excess <= 0).all()):
         off = float(difference.flatten()[excess.argmax()])
-        raise AssertionError(f"{what}: off by {off:.3g}, more than chance explains")
+        raise AssertionError(f"{what}: off by {off:.3g}, more than sampling error explains")

@@ -1,4 +1,4 @@
-"""What a weighting must do."""
+"""Checks of weightings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def inputs_stay_untouched(part: Part) -> None:
 
 
 def weights_make_sense(part: Part) -> None:
-    """One finite number >= 0 a client, in float64, not all zero."""
+    """Weights are finite and >= 0, one per client, in float64, and not all zero."""
     for posteriors, examples, broadcast in _cases(part):
         weights = part().weigh(posteriors, examples, broadcast)
         if weights.dtype != torch.float64:
@@ -57,7 +57,7 @@ def order_is_carried_through(part: Part) -> None:
 
 
 def identical_clients_weigh_the_same(part: Part) -> None:
-    """Equal posteriors of equally many examples count equally."""
+    """Identical posteriors with equally many examples have equal weights."""
     for posteriors, examples, broadcast in _cases(part):
         found = _shares(part, posteriors[[0, 0, 0]], examples[[0, 0, 0]], broadcast)
         problems.assert_same(
@@ -66,7 +66,7 @@ def identical_clients_weigh_the_same(part: Part) -> None:
 
 
 def a_client_is_weighed_alone(part: Part) -> None:
-    """A `local` weighting gives a client the same weight whoever else is there."""
+    """A `local` weighting gives a client the same weight in any cohort."""
     for posteriors, examples, broadcast in _cases(part):
         together = part().weigh(posteriors, examples, broadcast)
         alone = torch.cat(
@@ -75,7 +75,7 @@ def a_client_is_weighed_alone(part: Part) -> None:
         problems.assert_same(
             {"w": alone},
             {"w": together},
-            "weights of clients alone, which are others together (then declare local = False)",
+            "weights of clients alone, compared with all together (or declare local = False)",
         )
 
 

@@ -33,7 +33,7 @@ def predictions(samples=200, classes=10, draws=4, seed=0):
 
 def test_figures_equal_scikit_learns():
     p, y = predictions()
-    found = metrics.figures(metrics.classification_sums(p, y))
+    found = metrics.metrics_of(metrics.classification_sums(p, y))
     mean = p.mean(0).numpy()
     assert found["accuracy"] == pytest.approx((mean.argmax(1) == y.numpy()).mean())
     assert found["nll"] == pytest.approx(log_loss(y, mean, labels=range(10)))
@@ -47,7 +47,7 @@ def test_figures_equal_scikit_learns():
 @pytest.mark.parametrize("bins", [10, 15])
 def test_calibration_errors_equal_a_loop_over_bins(bins):
     p, y = predictions()
-    found = metrics.figures(metrics.classification_sums(p, y, bins))
+    found = metrics.metrics_of(metrics.classification_sums(p, y, bins))
     confidence, top = p.mean(0).max(1)
     gaps, weights = [], []
     for b in range(bins):
@@ -81,7 +81,7 @@ def test_kwons_parts_add_up_to_the_covariance_of_the_predictive():
 
 def test_a_single_draw_has_no_epistemic_part():
     p, y = predictions(draws=1)
-    found = metrics.figures(metrics.classification_sums(p, y))
+    found = metrics.metrics_of(metrics.classification_sums(p, y))
     assert found["epistemic"] == pytest.approx(0, abs=1e-12)
     assert found["mutual_information"] == pytest.approx(0, abs=1e-12)
 
@@ -94,7 +94,7 @@ def test_sums_over_parts_are_sums_over_the_whole(cut, seed):
         metrics.classification_sums(p[:, :cut], y[:cut]),
         metrics.classification_sums(p[:, cut:], y[cut:]),
     )
-    assert metrics.figures(parts) == pytest.approx(metrics.figures(whole))
+    assert metrics.metrics_of(parts) == pytest.approx(metrics.metrics_of(whole))
 
 
 def test_summaries_tell_the_mean_over_clients_from_the_pooled_figure():
@@ -111,7 +111,7 @@ def test_summaries_tell_the_mean_over_clients_from_the_pooled_figure():
 
 def test_certain_mistakes_have_a_finite_nll():
     p = torch.tensor([[[1.0, 0.0]]])
-    found = metrics.figures(metrics.classification_sums(p, torch.tensor([1])))
+    found = metrics.metrics_of(metrics.classification_sums(p, torch.tensor([1])))
     assert found["nll"] == pytest.approx(-math.log(1e-12))
 
 
@@ -119,13 +119,13 @@ def test_the_retention_curve_ends_at_the_accuracy_and_rises_when_uncertainty_is_
     y = torch.zeros(100, dtype=torch.int64)
     sure = torch.tensor([0.99, 0.01], dtype=DOUBLE).expand(1, 60, 2)
     unsure = torch.tensor([0.45, 0.55], dtype=DOUBLE).expand(1, 40, 2)
-    kept = metrics.retention(metrics.classification_sums(torch.cat([sure, unsure], 1), y))
+    kept = metrics.retention_curve(metrics.classification_sums(torch.cat([sure, unsure], 1), y))
     assert kept == {"retained": [0.6, 1.0], "accuracy": [1.0, 0.6]}
 
 
 def test_the_reliability_curve_of_empty_bins_is_zero():
     p, y = predictions(1)
-    bins = metrics.curve(metrics.classification_sums(p, y))
+    bins = metrics.reliability_diagram(metrics.classification_sums(p, y))
     assert sum(bins["count"]) == 1
     assert sum(v > 0 for v in bins["confidence"]) == 1
 
@@ -138,7 +138,7 @@ def test_regression_figures_equal_scipys():
         metrics.regression_sums(*(torch.tensor(a[part]) for a in (mean, variance, y)))
         for part in (slice(0, 123), slice(123, None))
     ]
-    found = metrics.figures(metrics.add(*sums))
+    found = metrics.metrics_of(metrics.add(*sums))
     density = stats.norm(mean, np.sqrt(variance)).logpdf(y)
     assert found["nll"] == pytest.approx(-density.mean())
     assert found["rmse"] == pytest.approx(np.sqrt(np.square(y - mean).mean()))
@@ -160,7 +160,7 @@ def test_out_of_distribution_auroc_equals_scikit_learns_with_ties():
 def test_metrics_of_classes_equal_torchmetrics(reference, bins):
     p, y = predictions(500)
     mean, classes = p.mean(0), {"task": "multiclass", "num_classes": p.shape[2]}
-    found = metrics.figures(metrics.classification_sums(p, y, bins))
+    found = metrics.metrics_of(metrics.classification_sums(p, y, bins))
     expected = {
         "accuracy": reference.accuracy(mean, y, average="micro", **classes),
         "top5": reference.accuracy(mean, y, average="micro", top_k=5, **classes),
@@ -175,7 +175,7 @@ def test_metrics_of_classes_equal_torchmetrics(reference, bins):
 def test_metrics_of_targets_equal_torchmetrics(reference):
     generator = torch.Generator().manual_seed(0)
     mean, targets = torch.randn(2, 80, 1, generator=generator, dtype=DOUBLE)
-    found = metrics.figures(metrics.regression_sums(mean, torch.ones_like(mean), targets))
+    found = metrics.metrics_of(metrics.regression_sums(mean, torch.ones_like(mean), targets))
     rmse = reference.mean_squared_error(mean, targets, squared=False)
     assert found["rmse"] == pytest.approx(float(rmse))
     # The mean squared error over the variance of the targets is 1 - R^2.

@@ -1,4 +1,4 @@
-"""The method `swag` and the hooks by which the framework finds it and its inference."""
+"""The method `swag`, and the hooks that register it and its inference."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class FederatedSWAG(Method):
-    """Fuse the Gaussians that clients fit to their paths of gradient descent."""
+    """Fuse the Gaussians that clients fit to their gradient descent trajectories."""
 
     name = "swag"
     reference = (
         "Maddox, Garipov, Izmailov, Vetrov & Wilson 2019, federated by averaging; "
-        "new in that combination"
+        "this combination is new"
     )
     inference = SWAG(optimiser="sgd", lr=0.05, momentum=0.9)
 

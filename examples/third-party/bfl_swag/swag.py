@@ -1,6 +1,6 @@
-"""The inference `swag`: gradient descent whose path is a posterior (Maddox et al. 2019).
+"""The inference `swag`: a posterior from the trajectory of SGD (Maddox et al. 2019).
 
-Torch is imported lazily: listing parts never waits for it.
+Torch is imported lazily, so that listing components stays fast.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["SWAG", "Path"]
 
 @component
 class SWAG(GradientInference):
-    """Fit a Gaussian to the path of stochastic gradient descent: its mean and its variances.
+    """Fit a Gaussian to the mean and the variances of the SGD trajectory.
 
-    Parameters that the data do not determine keep moving, and their variance is wide.
+    Parameters that the data do not determine keep moving, so their variance is large.
     """
 
     name = "swag"
@@ -37,17 +37,17 @@ class SWAG(GradientInference):
     family = "gaussian"
 
     burn_in: float = option(
-        0.5, "share of a round's steps before the path is recorded", at_least=0, below=1
+        0.5, "fraction of a round's steps left out of the trajectory", at_least=0, below=1
     )
-    scale: float = option(1.0, "factor of the variances", above=0)
-    predict_draws: int = option(20, "parameter draws averaged in a prediction", at_least=1)
+    scale: float = option(1.0, "factor by which the variances are multiplied", above=0)
+    predict_draws: int = option(20, "parameter draws averaged per prediction (S)", at_least=1)
 
     def initial(self, problem: Problem) -> Posterior:
-        """Return the network's initialisation with variance zero."""
+        """Return the network's initialisation with variance 0 ``[P]``."""
         return Gaussian(problem.initial, 0 * problem.initial)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Descend the negative log likelihood and return the path's moments for every client."""
+        """Train every client; return the moments of its trajectory ``[K, P]``."""
         weights = join_personal(problem, broadcast.start, cohort).mean.clone()
         path = Path.of(weights)
         taken = steps(self, cohort)
@@ -67,7 +67,7 @@ class SWAG(GradientInference):
     def predict(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
-        """Average over draws of the parameters, the same for all samples of a client."""
+        """Average over parameter draws, the same for all samples of a client."""
         whole = client_posterior(problem, broadcast, cohort)
         size, like = (self.predict_draws, whole.mean.shape[-1]), whole.mean
         noise = torch.stack(
@@ -82,10 +82,10 @@ class SWAG(GradientInference):
 
 @attrs.frozen(eq=False)
 class Path:
-    """The running moments of points ``[K, P]``, for each client separately; changed in place.
+    """The running moments of each client's points ``[K, P]``; changed in place.
 
-    `mean` ``[K, P]``, `squares` ``[K, P]`` (the sum of squared deviations from it) and `count`
-    ``[K, 1]`` follow Welford's recurrence: sums of squares would cancel where a path is short.
+    `mean` ``[K, P]``, `squares` ``[K, P]`` (the sum of squared deviations from the mean) and
+    `count` ``[K, 1]`` follow Welford's recurrence, since plain sums of squares may cancel.
     """
 
     mean: Tensor
@@ -94,11 +94,11 @@ class Path:
 
     @classmethod
     def of(cls, start: Tensor) -> Path:
-        """Return a path without points, whose mean is `start` ``[K, P]``."""
+        """Return an empty path with mean `start` ``[K, P]``."""
         return cls(start.clone(), torch.zeros_like(start), start.new_zeros(len(start), 1))
 
     def record(self, points: Tensor, due: Tensor) -> None:
-        """Add points ``[k, P]`` of the first k clients, where `due` ``[k]`` is 1 and not 0."""
+        """Add points ``[k, P]`` for those of the first k clients where `due` ``[k]`` is 1."""
         k, new = len(points), due[:, None]
         count = self.count[:k].add_(new)
         apart = (points - self.mean[:k]) * new
@@ -107,5 +107,5 @@ class Path:
 
     @property
     def variance(self) -> Tensor:
-        """Variance about the path's mean ``[K, P]``."""
+        """Variance of the points ``[K, P]``."""
         return self.squares / self.count.clamp_min(1)

@@ -1,9 +1,9 @@
-"""The inference `mc-dropout`: a point estimate that is trained and predicts under dropout.
+"""The inference `mc-dropout`: a point estimate with dropout in training and prediction.
 
-Dropout acts on the inputs of every linear and convolutional layer but the first one that runs: on
-hidden units, never on the data (Gal & Ghahramani 2016, section 3). A mask is a buffer of its layer
-that is set at each call, so a step is a function of parameters, samples and masks alone, and
-masks come from each client's own generator.
+Dropout acts on the inputs of every linear and convolutional layer except the first: on hidden
+units, never on the data (Gal & Ghahramani 2016, section 3). Masks are buffers that are replaced at
+each call, so that a step depends on parameters, samples and masks alone; they are drawn from each
+client's own generator.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Shapes = dict[str, "torch.Size"]
 class MCDropout(PointInference):
     """Train a point estimate with dropout on hidden units, and keep dropout on to predict.
 
-    Minimises what `map` does, each sample under its own mask; a prediction averages over masks.
+    Minimises the same objective as `map`, with a mask per sample; predictions average over masks.
     """
 
     name = "mc-dropout"
     reference = "Fischer, Orescanin, Loomis & McClure 2024 (dropout 0.2); Gal & Ghahramani 2016"
 
     rate: float = option(0.2, "probability that a hidden unit is dropped", at_least=0, below=1)
-    predict_draws: int = option(10, "masks averaged in a prediction (S)", at_least=1)
+    predict_draws: int = option(10, "masks averaged per prediction (S)", at_least=1)
 
     def check(self, problem: Problem) -> None:
-        """Refuse a network without hidden units."""
+        """Raise `OptionError` for a network without hidden units."""
         if not mask_hidden_units(problem)[1]:
             raise OptionError(
                 "--inference: mc-dropout needs a model with at least two linear or convolutional "
@@ -68,7 +68,7 @@ class MCDropout(PointInference):
     ) -> Predictive:
         """Average over `predict_draws` masks, each shared by all samples of a client.
 
-        Masking a linear layer's inputs draws its weights (Gal & Ghahramani 2016, eq. 8).
+        A mask on a linear layer's inputs is a draw of its weights (Gal & Ghahramani 2016, eq. 8).
         """
         weights = join_personal(problem, broadcast.start, cohort).mean
         problem, shapes = mask_hidden_units(problem)
@@ -84,7 +84,7 @@ class MCDropout(PointInference):
 
 
 class DropoutGradient:
-    """The loss of K networks and its gradient, with a fresh mask for every sample."""
+    """The losses of K networks and their gradients, with a fresh mask for every sample."""
 
     def __init__(self, rate: float, problem: Problem, cohort: Cohort) -> None:
         problem, self._shapes = mask_hidden_units(problem)
@@ -93,7 +93,7 @@ class DropoutGradient:
         self._gradient = Gradient(problem)
 
     def __call__(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the losses ``[k]`` and the gradient ``[k, P]`` at `weights` ``[k, P]``."""
+        """Return the losses ``[k]`` and the gradients ``[k, P]`` at `weights` ``[k, P]``."""
         leading = batch.y.shape[:2]
         masks = {
             name: draw_mask(
@@ -105,9 +105,9 @@ class DropoutGradient:
 
 
 def mask_hidden_units(problem: Problem) -> tuple[Problem, Shapes]:
-    """Return the problem with a network that takes masks, and their shapes for one sample.
+    """Return the problem with a network that takes masks, and the masks' shapes per sample.
 
-    Masks are buffers by name; each multiplies the inputs of the layer it belongs to. A layer that
+    Each mask is a named buffer of a layer and multiplies the inputs of that layer. A layer that
     runs more than once applies the same mask each time.
     """
     network = copy.deepcopy(problem.network)
@@ -144,10 +144,9 @@ def _multiply(layer: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def draw_mask(noise: Noise, out: Tensor, rate: float, sizes: tuple[int, ...] = ()) -> Tensor:
-    """Return a mask of the shape of `out` ``[k, ...]``: 0 with probability `rate`, else 1/(1-rate).
+    """Return a mask shaped like `out` ``[k, ...]``: 0 with probability `rate`, else 1/(1-rate).
 
-    A unit is dropped where a standard normal falls below the quantile of `rate`. `out` is
-    overwritten.
+    A unit is dropped if a standard normal falls below the quantile of `rate`. Overwrites `out`.
     """
     quantile = float(torch.special.ndtri(torch.tensor(rate, dtype=torch.float64)))
     kept = noise.fill(out, sizes) > quantile

@@ -25,7 +25,7 @@ from bflcore import (
 
 
 class MCDropoutMethod(Method):
-    """Train one shared network with dropout by federated averaging; predict by its masks."""
+    """Train a shared network with dropout by federated averaging; predict by averaging masks."""
 
     name = "mc-dropout"
     reference = PAPER
@@ -51,7 +51,7 @@ def bfl_aggregators() -> Iterator[type[Aggregator]]:
 
 @hookimpl
 def bfl_weightings() -> Iterator[type[Weighting]]:
-    """Yield the weightings by divergence."""
+    """Yield the weightings that depend on divergences."""
     yield from (MaxDiscrepancy, Distance)
 
 

@@ -1,8 +1,8 @@
 """Rules that average: the weighted sum and the linear pool.
 
-q_k = N(mu_k, s_k) for every parameter, weights w_k; the formulas in the rules' docstrings are for
-weights that sum to one. Sums are of differences d = mu - mu_0 from the prior's mean, since squares
-of means would cancel in float32.
+q_k = N(mu_k, s_k) for every parameter, with weights w_k; formulas in docstrings assume weights that
+sum to one. Differences d = mu - mu_0 from the prior's mean are summed, since squares of means would
+cancel in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAPER = "Fischer, Orescanin, Loomis & McClure 2024"
 
 
 def moments(posteriors: Posterior, prior: Posterior) -> tuple[Tensor, Tensor]:
-    """Return d = mu - mu_0 and s ``[K, P]`` of Gaussians; d is new and may be overwritten."""
+    """Return d = mu - mu_0 and s ``[K, P]`` of Gaussians; d is a new tensor."""
     assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
     return posteriors.mean - prior.mean, posteriors.variance
 
@@ -60,7 +60,7 @@ class WeightedSum(CoordinatewiseAggregator):
 
 @component
 class LinearPool(CoordinatewiseAggregator):
-    """Fuse as the mixture of the clients' posteriors, matched in its moments.
+    """Fuse as the Gaussian with the moments of the mixture of the clients' posteriors.
 
     mean = sum w mu, variance = sum w s + sum w (mu_k - mean)^2.
     """
@@ -72,11 +72,10 @@ class LinearPool(CoordinatewiseAggregator):
     tags = frozenset({"pools", "additive", "keeps-variance", "mixture"})
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum w, w d, and w (s + (d - centre)^2) about these clients' own centre.
+        """Sum w, w d, and w (s + (d - centre)^2) about the weighted mean of these clients.
 
-        Differences are taken from the heaviest client before they are averaged, so that clients
-        which agree give exactly none. (From any client would do, but for one of weight zero that
-        is far from all others.)
+        The heaviest client is subtracted before averaging, so that the spread of clients that agree
+        is exactly zero. (A client of weight zero might be far from all others.)
         """
         d, s = moments(posteriors, prior)
         weight, heaviest = weights.sum(), d[weights.argmax()].clone()
@@ -92,11 +91,11 @@ class LinearPool(CoordinatewiseAggregator):
         }
 
     def combine(self, left: Statistics, right: Statistics) -> Statistics:
-        """Add, with what the distance between the two centres adds to the variance.
+        """Add the sums, and the squared distance between the two centres to the variance.
 
-        Sums of squares about each part's own centre, unlike sums of squares about a common origin,
-        keep variances that are tiny beside the squared distance to that origin.
-        Chan, Golub & LeVeque 1983.
+        Sums of squares about separate centres, unlike those about a common origin, preserve
+        variances that are tiny compared with the squared distance to that origin (Chan, Golub &
+        LeVeque 1983).
         """
         combined = add_sums(left, right)
         if bool(left["weight"] > 0) and bool(right["weight"] > 0):

@@ -1,10 +1,10 @@
 """Rules that multiply densities: precisions 1/s add up.
 
-q_k = N(mu_k, s_k) for every parameter, weights w_k; the formulas in the rules' docstrings are for
-weights that sum to one. Sums are of differences d = mu - mu_0 from the prior's mean. A coordinate
-that some client knows for certain (variance 0) is a limit: the certain clients decide it, by the
-weighted mean of theirs, and its fused variance is 0. The two sums which that takes, ``certain`` and
-``certain_shift``, are there only where somebody is certain.
+q_k = N(mu_k, s_k) for every parameter, with weights w_k; formulas in docstrings assume weights that
+sum to one. Differences d = mu - mu_0 from the prior's mean are summed. A parameter with variance 0
+at some client is a limiting case: its fused mean is the weighted mean over the clients with
+variance 0, and its fused variance is 0. The two sums that this takes, ``certain`` and
+``certain_shift``, are present only if some variance is 0.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = [
     "WeightedConflation",
 ]
 
-# A sum of precisions beyond this is looked at closely: near the end of float32's range d/s is not.
+# Larger sums of precisions are computed with care: d/s overflows near the end of float32's range.
 HUGE = 1e30
 
 
 class NaturalAggregator(CoordinatewiseAggregator):
-    """Base of rules that add precisions; where a client is certain, the certain ones decide."""
+    """Base of rules that add precisions; clients with variance 0 decide (see the module)."""
 
     families = ("gaussian",)
 
-    exact: ClassVar[bool] = False  # whether precisions are subtracted later: keep all digits
+    exact: ClassVar[bool] = False  # sum precisions in full: some will be subtracted again
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Sum w, w/s and w d/s (w = 1 for a rule that ignores weights)."""
@@ -74,7 +74,7 @@ class LogLinearPool(NaturalAggregator):
 
 @component
 class Conflation(NaturalAggregator):
-    """Fuse as the product of the densities: independent measurements of one thing.
+    """Fuse as the product of the densities, as for independent measurements of one quantity.
 
     precision = sum 1/s, mean = sum(mu/s) / precision. Weights are ignored.
     """
@@ -104,11 +104,11 @@ class WeightedConflation(NaturalAggregator):
     tags = frozenset({"pools", "additive", "shrinks-variance", "narrow", "adds-precision"})
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Keep the largest weight beside the sums."""
+        """Compute the largest weight in addition to the sums."""
         return {"heaviest": weights.max(), **super().encode(posteriors, weights, prior)}
 
     def combine(self, left: Statistics, right: Statistics) -> Statistics:
-        """Add sums; of two largest weights keep the larger."""
+        """Add the sums and keep the larger of the two largest weights."""
         heaviest = left["heaviest"].maximum(right["heaviest"])
         return {**super().combine(left, right), "heaviest": heaviest}
 
@@ -123,8 +123,8 @@ class WeightConsolidation(NaturalAggregator):
     """Multiply the densities and divide by all but one of the priors they share.
 
     precision = sum 1/s - (K - 1)/s_0, mean = (sum mu/s - (K - 1) mu_0/s_0) / precision: exact Bayes
-    for conjugate models. Weights are ignored. Coordinates whose precision does not exceed the
-    floor get the prior's variance and the clients' precision-weighted mean, and are counted.
+    for conjugate models. Weights are ignored. Parameters whose precision does not exceed the
+    floor get the prior's variance and the clients' precision-weighted mean; the report counts them.
     """
 
     name = "weight-consolidation"
@@ -137,17 +137,17 @@ class WeightConsolidation(NaturalAggregator):
 
     floor: float = option(
         0.0,
-        "fraction of the prior's precision that a fused one must exceed (1 = data never takes "
-        "certainty away, as in exact Bayes)",
+        "lower bound on the fused precision, as a fraction of the prior's (1 = data never lower "
+        "the precision, as in exact Bayes)",
         at_least=0,
         at_most=1,
     )
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Subtract the surplus priors.
+        """Subtract the prior K - 1 times.
 
-        In differences from the prior's mean the subtracted (K - 1) mu_0/s_0 vanishes. To divide by
-        what little precision is left of a floored coordinate would throw its mean arbitrarily far.
+        The term (K - 1) mu_0/s_0 vanishes in differences from the prior's mean. The mean of a
+        floored parameter is not divided by its precision, which may be close to zero.
         """
         assert isinstance(prior, Gaussian), "the registry admits no other family"  # noqa: S101
         precision, low = self._subtract(total, prior)
@@ -156,15 +156,15 @@ class WeightConsolidation(NaturalAggregator):
         return _gaussian(mean, variance, total, prior)
 
     def report(self, state: State) -> dict[str, float]:
-        """Return how many coordinates were floored."""
-        low = (self._subtract(part.tensors, part.prior)[1].sum() for _, part in state.chunks())
+        """Return how many parameters were floored."""
+        low = (self._subtract(chunk.tensors, chunk.prior)[1].sum() for _, chunk in state.chunks())
         return {"floored": float(sum(low))}
 
     def _subtract(self, total: Statistics, prior: Posterior) -> tuple[Tensor, Tensor]:
-        """Return sum 1/s_k - (K - 1)/s_0 ``[P]``, and where it does not exceed the floor.
+        """Return sum 1/s_k - (K - 1)/s_0 ``[P]``, and a mask where it does not exceed the floor.
 
-        A precision that is zero to the rounding of the sums is zero. One client is never floored,
-        nor is what some client knows for certain.
+        A precision within rounding error of zero counts as zero. A single client is never floored,
+        nor are parameters that have variance 0 at some client.
         """
         assert isinstance(prior, Gaussian), "the registry admits no other family"  # noqa: S101
         clients = float(total["weight"])
@@ -180,7 +180,7 @@ class WeightConsolidation(NaturalAggregator):
 
 
 def _gaussian(shift: Tensor, variance: Tensor, total: Statistics, prior: Posterior) -> Gaussian:
-    """Return N(mu_0 + shift, variance), and the limits where some client is certain."""
+    """Return N(mu_0 + shift, variance), or its limit where some client has variance 0."""
     if "certain" in total:
         certain = total["certain"] > 0
         shift = torch.where(certain, total["certain_shift"] / total["certain"], shift)
@@ -189,9 +189,9 @@ def _gaussian(shift: Tensor, variance: Tensor, total: Statistics, prior: Posteri
 
 
 def _sum_exactly(weights: Tensor, values: Tensor) -> Tensor:
-    """Return sum_k w_k values_k in float64; at most eight at a time are added in `values`' dtype.
+    """Return sum_k w_k values_k in float64, from sums of eight clients in the dtype of `values`.
 
-    About as exact as if all were converted to float64, and four times as fast.
+    About as exact as a conversion of all values to float64, and four times as fast.
     """
     weights, groups = weights.to(values.dtype), len(values) // 8
     whole = 8 * groups
@@ -200,7 +200,7 @@ def _sum_exactly(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _sum_where_certain(weights: Tensor, shift: Tensor, variance: Tensor) -> Statistics:
-    """Sum the certain clients apart; in float64, where a tiny variance is not yet zero."""
+    """Sum clients with variance 0 separately, in float64, so that tiny variances are not zero."""
     precision = variance.reciprocal()
     infinite = precision.isinf()
     precision.masked_fill_(infinite, 0.0)

@@ -1,4 +1,4 @@
-"""Rules that a minority of clients cannot move far: order statistics, coordinate by coordinate."""
+"""Robust rules, which a minority of clients cannot move far: order statistics per parameter."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ else:
 
 __all__ = ["Median", "TrimmedMean"]
 
-UNVERIFIED = "a client could claim any number of samples"
+UNVERIFIED = "the number of samples that a client claims cannot be verified"
 
 
 @component
 class Median(Aggregator):
-    """Take the median over clients, coordinate by coordinate.
+    """Take the median over clients of each parameter's mean and of its variance.
 
-    Medians of means and of variances: where a typical client stands and how sure it is; that the
-    clients disagree does not widen the result. Weights are ignored, since a client could claim any
-    number of samples. Of an even number of clients, the mean of the middle two.
+    Disagreement between clients does not widen the result. Weights are ignored, since a client
+    could claim any number of samples. For an even number of clients, the middle two are averaged.
     """
 
     name = "median"
@@ -37,7 +36,7 @@ class Median(Aggregator):
     ignores_weights_because = UNVERIFIED
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
-        """Cut all but the middle one or two."""
+        """Trim all but the middle one or two values."""
         self.check(posteriors, weights, prior)
         check_posteriors(posteriors)
         cut = (len(weights) - 1) // 2
@@ -46,10 +45,10 @@ class Median(Aggregator):
 
 @component
 class TrimmedMean(Aggregator):
-    """Average over clients without the extremes, coordinate by coordinate.
+    """Average each parameter over clients without the extreme values.
 
-    Of K clients the ``floor(fraction * K)`` smallest and as many of the largest values are left
-    out, of means and of variances separately. Weights are ignored, as by `median`.
+    The ``floor(fraction * K)`` smallest and as many of the largest of K values are left out, for
+    means and variances separately. Weights are ignored, as in `median`.
     """
 
     name = "trimmed-mean"
@@ -59,19 +58,21 @@ class TrimmedMean(Aggregator):
     weighs = False
     ignores_weights_because = UNVERIFIED
 
-    fraction: float = option(0.1, "fraction of clients cut at either end", at_least=0, below=0.5)
+    fraction: float = option(
+        0.1, "fraction of the clients left out at either end", at_least=0, below=0.5
+    )
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
-        """Cut both ends."""
+        """Trim both ends."""
         self.check(posteriors, weights, prior)
         check_posteriors(posteriors)
-        # 0.29 * 100 is 28.999... in binary; nobody means 28.
+        # 0.29 * 100 is 28.999... in binary, but 29 is meant.
         cut = int(self.fraction * len(weights) + 1e-9)
         return posteriors.map(lambda field: _trimmed_mean(field, cut))
 
 
 def _trimmed_mean(values: Tensor, cut: int) -> Tensor:
-    """Average ``[K, P]`` over clients but for the `cut` smallest and the `cut` largest values."""
+    """Average ``[K, P]`` over clients without the `cut` smallest and the `cut` largest values."""
     fused = values.new_empty(values.shape[1:])
     for chunk in slices(len(fused), COORDINATES):
         # NumPy sorts short rows ten times as fast as torch does.

@@ -1,4 +1,4 @@
-"""Weightings by how far posteriors are apart: KL divergences in nats."""
+"""Weightings by the KL divergence between posteriors, in nats."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ else:
 
 __all__ = ["Distance", "MaxDiscrepancy"]
 
-# Nats. Identical posteriors weigh as if they were this far apart, infinitely distant ones (one is
-# certain where another is not) as if they were that far: weights stay positive and finite, and
-# where all divergences are zero, or all infinite, they are equal.
+# Bounds on divergences in nats, so that weights are positive and finite, and equal if all
+# divergences are zero (identical posteriors) or infinite (variance 0 at one client only).
 NEAREST, FARTHEST = 1e-12, 1e100
 
 
@@ -28,7 +27,7 @@ class MaxDiscrepancy(Weighting):
     """Weigh each client by the inverse of its divergence from the others.
 
     gamma_k = 1 / d_k, where d_k is the sum (or maximum) over j of KL(q_k || q_j), or of
-    KL(q_j || q_k). Identical clients weigh the same. Takes K^2 P steps.
+    KL(q_j || q_k). Identical clients have the same weight. The cost is of order K^2 P.
     """
 
     name = "max-discrepancy"
@@ -38,13 +37,15 @@ class MaxDiscrepancy(Weighting):
 
     direction: str = option(
         "to-others",
-        "KL(q_k || q_j) or KL(q_j || q_k)",
+        "direction of the divergence: KL(q_k || q_j) or KL(q_j || q_k)",
         choices=("to-others", "from-others"),
     )
-    over: str = option("sum", "how divergences from the others combine", choices=("sum", "max"))
+    over: str = option(
+        "sum", "combination of the divergences from the other clients", choices=("sum", "max")
+    )
 
     def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
-        """Return 1 / d_k ``[K]`` from KL(q_k || q_j) ``[K, K]``, row k, column j."""
+        """Return 1 / d_k ``[K]``, from KL(q_k || q_j) ``[K, K]`` in row k and column j."""
         clients, parameters = posteriors.mean.shape
         apart = posteriors.mean.new_zeros(clients, clients, dtype=torch.float64)
         for chunk in slices(parameters, COORDINATES):
@@ -60,7 +61,7 @@ class MaxDiscrepancy(Weighting):
 class Distance(Weighting):
     """Weigh each client by the inverse of its divergence from the last global posterior.
 
-    gamma_k = 1 / KL(q_k || q), where q is what the round started from.
+    gamma_k = 1 / KL(q_k || q), where q is the start of the round.
     """
 
     name = "distance"
@@ -77,7 +78,7 @@ class Distance(Weighting):
 
 
 def _select(posterior: Posterior, chunk: slice) -> Gaussian:
-    """Return the posterior over some coordinates, in float64."""
+    """Return the posterior over a slice of the parameters, in float64."""
     assert isinstance(posterior, Gaussian), "the registry admits no other family"  # noqa: S101
     return posterior.map(lambda tensor: tensor[..., chunk].double())
 

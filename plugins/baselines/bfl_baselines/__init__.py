@@ -1,1 +1,1 @@
-"""The baselines of the five papers, as choices of sharing, schedule and penalty."""
+"""The baselines of the five papers, as combinations of sharing, schedule and penalty."""

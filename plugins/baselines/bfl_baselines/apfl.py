@@ -1,4 +1,4 @@
-"""APFL: FedAvg, and a network per client that is trained through its mixture with the shared."""
+"""APFL: FedAvg, and a network per client, trained in a mixture with the shared network."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["AdaptiveMixture"]
 
 @attrs.frozen(eq=False, kw_only=True)
 class Mixture(OwnPosterior):
-    """What a client keeps; it predicts with its `own`, the mixture alpha v + (1 - alpha) w."""
+    """The memory of a client, which predicts with `own`, the mixture alpha v + (1 - alpha) w."""
 
-    started: Tensor  # whether (1) or not (0) it has v and the mixture
+    started: Tensor  # 1 if the client has v and the mixture, 0 before ``[]``
     v: Tensor  # the personal network ``[P]``
-    alpha: Tensor  # its weight in the mixture ``[]``
+    alpha: Tensor  # the weight of v in the mixture ``[]``
 
 
 @component
 class AdaptiveMixture(PersonalNetwork):
-    """Train the shared network as FedAvg does, and a personal one through their mixture."""
+    """Train the shared network as in FedAvg, and a personal one through their mixture."""
 
     name = "apfl"
     reference = "Deng, Kamani & Mahdavi 2020 (APFL), Algorithm 1 and eq. 10"
@@ -43,10 +43,12 @@ class AdaptiveMixture(PersonalNetwork):
     alpha: float = option(
         0.5, "initial weight of the personal network in the mixture", at_least=0, at_most=1
     )
-    adaptive: bool = option(True, "adapt alpha to the mixture's loss, once per round")
+    adaptive: bool = option(
+        True, "gradient step of alpha on the loss of the mixture, once per round"
+    )
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory with the initial alpha and no v yet."""
+        """Return a memory with the initial alpha and without v."""
         initial = problem.initial
         none_yet = Mixture(
             started=initial.new_zeros(()),
@@ -58,7 +60,7 @@ class AdaptiveMixture(PersonalNetwork):
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Train w on f(w) and v on f(alpha v + (1 - alpha) w).
 
-        A client without v starts it from the server's network.
+        For a client without v, v starts from the server's network.
         """
         w = join_personal(problem, broadcast.start, cohort).mean.clone()  # [K, P]
         memory = Mixture.unpack(cohort.memory, Point)

@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, and a network per client that is pulled towards the server's."""
+"""Ditto: FedAvg, and a network per client, regularised towards the server's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ __all__ = ["PulledNetwork"]
 
 @component
 class PulledNetwork(PersonalNetwork):
-    """Train the shared network as FedAvg does, and a personal one pulled towards the server's."""
+    """Train the shared network as in FedAvg, and a personal one regularised towards it."""
 
     name = "ditto"
     reference = "Li et al. 2021 (Ditto), Algorithm 1"
 
-    pull: float = option(0.1, "strength of the pull of the personal network (lambda)", at_least=0)
+    pull: float = option(
+        0.1, "strength of the quadratic penalty around the server's network (lambda)", at_least=0
+    )
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train w as FedAvg, and v on f(v) + lambda/2 ||v - w_server||^2."""
+        """Train w as in FedAvg, and v on f(v) + lambda/2 ||v - w_server||^2."""
         shared = fit_points(self, problem, broadcast, cohort)
         server = join_personal(problem, broadcast.start, cohort).mean
         v = client_posterior(problem, broadcast, cohort).mean

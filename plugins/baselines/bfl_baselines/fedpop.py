@@ -1,4 +1,4 @@
-"""FedPop: a shared body, and a chain of Langevin dynamics per client that samples its head."""
+"""FedPop: a shared body, and a head per client that is sampled by Langevin dynamics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ else:
 
 __all__ = ["Langevin", "Particles"]
 
-CENTRE = "centre"  # of the heads' prior: its name among the statistics and in the server's state
+CENTRE = "centre"  # key of the prior mean of the heads, in statistics and in the server's state
 
 
 @attrs.frozen(eq=False)
 class Particles(Posterior):
-    """Equally likely draws of the parameters, and nothing between them.
+    """A discrete distribution: equally likely draws of the parameters.
 
     `draws` ``[..., S, P]``. Joining one draw of the body with S of the head gives S draws.
     """
@@ -40,7 +40,7 @@ class Particles(Posterior):
 
     @property
     def mean(self) -> Tensor:
-        """Average of the draws ``[..., P]``."""
+        """Mean of the draws ``[..., P]``."""
         return self.draws.mean(-2)
 
     @classmethod
@@ -49,7 +49,7 @@ class Particles(Posterior):
         return cls(torch.randn(clients, 2, layout.total, generator=noise, dtype=torch.float64))
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Choose a draw by the quantile of the first number of `noise` ``[..., P]``."""
+        """Select a draw by the quantile of the first number of `noise` ``[..., P]``."""
         count = self.draws.shape[-2]
         chosen = (torch.special.ndtr(noise[..., :1]) * count).long().clamp_max(count - 1)
         return torch.take_along_dim(self.draws, chosen[..., None], dim=-2).squeeze(-2)
@@ -62,17 +62,17 @@ class Particles(Posterior):
 
 @attrs.frozen(eq=False, kw_only=True)
 class Chain(Memory):
-    """What a client keeps: the last S states of its chain, the latest at the end."""
+    """The memory of a client: the last S states of its chain, the latest at the end."""
 
     personal: Particles  # ``[S, P_personal]``
 
 
 @component
 class Langevin(GradientInference):
-    """Sample the personal parameters by Langevin dynamics; train the shared ones under them.
+    """Sample the personal parameters by Langevin dynamics; train the shared ones given these.
 
-    The personal parameters' prior is N(m, prior_sigma^2) at every client. Goes with ``--hyper
-    accumulate``, which learns m; without it, m is 0.
+    The personal parameters of all clients have the prior N(m, prior_sigma^2). ``--hyper
+    accumulate`` learns m; otherwise m is 0.
     """
 
     name = "langevin"
@@ -81,31 +81,38 @@ class Langevin(GradientInference):
 
     inner_steps: int = option(10, "Langevin steps per minibatch", at_least=1)
     burn_in: float = option(
-        0.5, "fraction of these steps left out of the body's gradient", at_least=0, below=1
+        0.5,
+        "fraction of these steps left out of the gradient of the shared parameters",
+        at_least=0,
+        below=1,
     )
-    langevin_lr: float = option(0.05, "step size of the chain, on the loss per sample", above=0)
-    prior_sigma: float = option(0.1, "standard deviation of the common prior", above=0)
+    langevin_lr: float = option(
+        0.05, "step size of the Langevin dynamics (h), for the loss per sample", above=0
+    )
+    prior_sigma: float = option(
+        0.1, "standard deviation of the prior of personal parameters", above=0
+    )
     particles: int = option(
-        50, "states that are kept to predict, the last of each minibatch", at_least=1
+        50, "states of the chain kept for prediction (one per minibatch, the last ones)", at_least=1
     )
 
     def initial(self, problem: Problem) -> Particles:
-        """Return the network's random initialisation as one particle."""
+        """Return the network's random initialisation as one particle ``[1, P]``."""
         return Particles(problem.initial[None])
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return a chain that has not moved."""
+        """Return a chain whose states are all the initialisation."""
         head = self.initial(problem).split(problem.layout)[1]
         return Chain(personal=head.map(lambda draw: draw.repeat(self.particles, 1))).pack()
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Run a chain per client through its minibatches; the body takes a step after each.
+        """Run a chain per client over its minibatches; the body takes a step after each.
 
-        With U(z) = -log p(D | body, z) - log N(z; m, sigma^2), estimated from the minibatch, the
-        head z moves by z <- z - h/n grad U + sqrt(2 h/n) xi: h is `langevin_lr`, n the number of
-        the client's samples. The body follows its gradient averaged over z after `burn_in`. Clients
-        send (mean of their particles - m) / N: added to m, it makes m the average over all clients'
-        particles (the M-step).
+        With U(z) = -log p(D | body, z) - log N(z; m, sigma^2), estimated on the minibatch, the
+        head z is updated by z <- z - h/n grad U + sqrt(2 h/n) xi, where h is `langevin_lr` and n
+        the number of samples of the client. The gradient of the body is averaged over z after
+        `burn_in`. Clients send (mean of their particles - m) / N; added to m, these give the mean
+        over all clients' particles (the M-step).
         """
         layout, h = problem.layout, self.langevin_lr
         body = broadcast.start.mean.repeat(len(cohort.clients), 1)  # [K, P_shared]
@@ -132,7 +139,7 @@ class Langevin(GradientInference):
             chain[:k] = torch.cat([chain[:k, 1:], z[:, None]], dim=1)
             rule.step(expected)
             total[:k] += loss
-        return LocalResult(  # the body is one particle, the head S: they are never one posterior
+        return LocalResult(  # the body is one particle, the head S: joined only to predict
             cohort.clients,
             Particles(body[:, None]),
             torch.tensor(cohort.sizes),
@@ -144,7 +151,7 @@ class Langevin(GradientInference):
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Let a novel client's chain run as in a round."""
+        """Run the chain of novel clients as in a round."""
         return self.fit(problem, broadcast, cohort).memory if cohort.novel else cohort.memory
 
     def predict(

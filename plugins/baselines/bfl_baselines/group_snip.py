@@ -1,4 +1,4 @@
-"""Group SNIP: neurons are pruned by connection sensitivity before they are trained."""
+"""Group SNIP: neurons are pruned by connection sensitivity before training."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ else:
 
 __all__ = ["GroupSnip"]
 
-SENSITIVITY = "sensitivity"  # its name among the statistics and in the server's state
+SENSITIVITY = "sensitivity"  # key in statistics and in the server's state
 
 
 @component
 class GroupSnip(PointInference):
-    """Prune the groups to whose connections the loss is least sensitive, then train.
+    """Prune the groups of weights to which the loss is least sensitive, then train.
 
-    Goes with ``--hyper accumulate``: in round 1 each client prunes by the sensitivities on its own
-    data and sends them; from round 2 on all prune by their sum, which is the sensitivity on the
-    pooled data if clients count equally.
+    Use with ``--hyper accumulate``: in round 1 each client prunes by the sensitivities on its own
+    data and sends them; from round 2 on all clients prune by the sum, which is the sensitivity on
+    the pooled data if clients count equally.
     """
 
     name = "group-snip"
     reference = "Lee, Ajanthan & Torr 2019 (SNIP), eq. 5, over groups of outgoing weights"
 
-    pruned: float = option(0.5, "fraction of the groups that is pruned", at_least=0, below=1)
+    pruned: float = option(0.5, "fraction of the groups to prune", at_least=0, below=1)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Prune by the clients' common sensitivity, or else by each client's own; then train."""
+        """Prune by the clients' summed sensitivity, in round 1 by each client's own; then train."""
         start = join_personal(problem, broadcast.start, cohort).mean
         common = broadcast.hyper.get(SENSITIVITY)
         if common is None:
@@ -60,20 +60,20 @@ class GroupSnip(PointInference):
         return local_result(problem, cohort, Point(w), loss, statistics)
 
     def _sensitivity(self, problem: Problem, cohort: Cohort, w: Tensor) -> Tensor:
-        """Return w dL/dw ``[K, P_shared]`` on all of each client's samples; zero without any."""
+        """Return w dL/dw ``[K, P_shared]`` on all samples of each client (0 without samples)."""
         full = self.replace(local_epochs=1, batch_size=max(1, *cohort.sizes))
         differentiate, gradient = Gradient(problem), torch.zeros_like(w)
-        for batch in batches(full, cohort):  # one, of all who have samples
+        for batch in batches(full, cohort):  # a single batch, of all clients with samples
             k = len(batch.sizes)
             gradient[:k] = differentiate(w[:k], batch)[1]
         return problem.layout.split(w * gradient)[0]
 
 
 def pruning_mask(layout: Layout, sensitivity: Tensor, pruned: float) -> Tensor:
-    """Return 0 on the fraction `pruned` of the groups that matters least, else 1 ``[K, P]``.
+    """Return a mask ``[K, P]``: 0 for the fraction `pruned` of the groups with the lowest scores.
 
-    A group matters by the absolute sum of its `sensitivity` ``[K, P_shared]``. Where nothing
-    matters (a client without samples), nothing is pruned.
+    The score of a group is the absolute sum of its `sensitivity` ``[K, P_shared]``. Clients whose
+    scores are all zero (without samples) prune nothing.
     """
     groups = Groups(layout, shared_only=True)
     nothing = sensitivity.new_zeros(len(sensitivity), layout.personal_total)

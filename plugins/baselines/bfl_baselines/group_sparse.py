@@ -24,18 +24,18 @@ __all__ = ["GroupSparse"]
 
 @component
 class GroupSparse(PointInference):
-    """Train with a group lasso on the outgoing weights of every neuron, and prune by energy."""
+    """Train with a group lasso on the outgoing weights of each neuron; prune by squared norm."""
 
     name = "group-sparse"
     reference = "Scardapane et al. 2017, eq. 6"
 
-    group_lasso: float = option(1e-4, "strength of the penalty (lambda)", at_least=0)
+    group_lasso: float = option(1e-4, "strength of the group lasso penalty (lambda)", at_least=0)
     energy: float = option(
-        0.99, "fraction of the squared norm that the unpruned groups keep", above=0, at_most=1
+        0.99, "fraction of the squared norm retained after pruning", above=0, at_most=1
     )
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Minimise NLL + lambda sum_g sqrt(|g|) ||w_g||; then prune the groups of least energy."""
+        """Minimise NLL + lambda sum_g sqrt(|g|) ||w_g||, then prune the smallest groups."""
         groups = Groups(problem.layout)
         strength = self.group_lasso * groups.sizes[: groups.count].sqrt().to(problem.initial)
         start = join_personal(problem, broadcast.start, cohort).mean
@@ -52,9 +52,9 @@ class GroupSparse(PointInference):
         return local_result(problem, cohort, Point(w * groups.spread(kept, 1.0)), loss)
 
     def _kept(self, groups: Groups, w: Tensor, cohort: Cohort) -> Tensor:
-        """Return 0 for the groups that hold the least of the energy of `w`, else 1 ``[K, count]``.
+        """Return a mask ``[K, count]``: 0 for the groups of `w` ``[K, P]`` with the smallest norms.
 
-        A client without data prunes nothing: it has not trained.
+        Clients without data have not trained, so they prune nothing.
         """
         energy = groups.sums(w.square())
         ascending, order = energy.sort(dim=1)

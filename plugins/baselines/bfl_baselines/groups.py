@@ -1,7 +1,7 @@
-"""Groups of weights: the outgoing weights of one neuron, which are kept or pruned together.
+"""Groups of weights: the outgoing weights of a neuron, which are kept or pruned together.
 
-A group is a column of a weight matrix: what leaves one input of a layer (of a convolution: one
-input channel). Biases are in no group.
+A group is a column of a weight matrix: all weights of one input of a layer (for a convolution, of
+one input channel). Biases do not belong to a group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Groups"]
 
 
 class Groups:
-    """The group of each parameter; parameters in no group are in an extra one, number `count`."""
+    """The group number of each parameter; parameters without a group have the number `count`."""
 
     def __init__(self, layout: Layout, shared_only: bool = False) -> None:
         numbers, self.count = [], 0
@@ -38,11 +38,11 @@ class Groups:
         self.sizes = torch.bincount(self.index, minlength=self.count + 1)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum `values` ``[K, P]`` over each group ``[K, count]``."""
+        """Sum `values` ``[K, P]`` within each group: ``[K, count]``."""
         sums = values.new_zeros(len(values), self.count + 1)
         return sums.index_add_(1, self.index.to(values.device), values)[:, : self.count]
 
     def spread(self, values: Tensor, rest: float) -> Tensor:
-        """Give each parameter its group's value of ``[K, count]``, or `rest`: ``[K, P]``."""
+        """Return for each parameter ``[K, P]`` its group's value ``[K, count]``, or else `rest`."""
         padded = torch.cat([values, values.new_full((len(values), 1), rest)], dim=1)
         return padded[:, self.index.to(values.device)]

@@ -1,4 +1,4 @@
-"""Per-FedAvg: meta-learning of a network that one gradient step adapts to a client."""
+"""Per-FedAvg: meta-learning of a network that adapts to a client in one gradient step."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["MetaLearning"]
 
 @component
 class MetaLearning(PointInference):
-    """Train a network that is good after one step of adaptation (first-order MAML)."""
+    """Train a network to perform well after one adaptation step (first-order MAML)."""
 
     name = "per-fedavg"
     reference = "Fallah, Mokhtari & Ozdaglar 2020 (Per-FedAvg), Algorithm 1, Hessian dropped"
 
-    inner_lr: float = option(0.01, "learning rate of the adaptation (alpha)", above=0)
+    inner_lr: float = option(0.01, "learning rate of the adaptation step (alpha)", above=0)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train every client by the meta-gradient."""
+        """Train every client with the meta-gradient."""
         return fit_points(self, problem, broadcast, cohort, transform=self._meta_gradient)
 
     def _meta_gradient(
@@ -58,7 +58,7 @@ class MetaLearning(PointInference):
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Divide each client's samples by weights; of an odd number both halves have the middle one."""
+    """Halve each client's samples through the weights; both halves share an odd middle sample."""
     sizes = torch.tensor(batch.sizes, device=batch.x.device)[:, None]
     row = torch.arange(batch.y.shape[1], device=batch.x.device)
     first, second = row < (sizes + 1) // 2, (row >= sizes // 2) & (row < sizes)

@@ -1,4 +1,4 @@
-"""What Ditto, APFL and pFedMe have in common: every client trains a second network of its own."""
+"""The base of Ditto, APFL and pFedMe: every client trains a second network of its own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class PersonalNetwork(PointInference):
     """Base of point estimates whose clients keep a network of their own and predict with it."""
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory of a client that has no network of its own yet."""
+        """Return the memory of a client that does not have a network of its own yet."""
         none_yet = OwnPosterior.empty(self.initial(problem))
         return {**super().initial_memory(problem), **none_yet.pack()}
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Let a novel client train as in a round, and send nothing."""
+        """Train novel clients as in a round, without sending anything."""
         return self.fit(problem, broadcast, cohort).memory if cohort.novel else cohort.memory

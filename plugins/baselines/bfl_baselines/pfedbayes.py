@@ -1,4 +1,4 @@
-"""pFedBayes: a personal Gaussian per client, around a shared one that follows it."""
+"""pFedBayes: a personal Gaussian per client, and a shared one that follows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["PersonalBayes"]
 
 @component
 class PersonalBayes(FollowingPrior):
-    """Fit a personal Gaussian around the shared one, which follows it; both over all parameters."""
+    """Fit a personal Gaussian with the shared one as prior; the shared one follows it."""
 
     name = "pfedbayes"
     reference = "Zhang et al. 2022 (pFedBayes), Algorithm 1"
@@ -31,7 +31,7 @@ class PersonalBayes(FollowingPrior):
     )
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory of a client that has no personal Gaussian yet."""
+        """Return the memory of a client that does not have a personal Gaussian yet."""
         none_yet = OwnPosterior.empty(self.initial(problem))
         return {**super().initial_memory(problem), **none_yet.pack()}
 
@@ -46,5 +46,5 @@ class PersonalBayes(FollowingPrior):
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Let a novel client train as in a round, and send nothing."""
+        """Train novel clients as in a round, without sending anything."""
         return self.fit(problem, broadcast, cohort).memory if cohort.novel else cohort.memory

@@ -1,4 +1,4 @@
-"""pFedMe: the shared network descends the Moreau envelopes of the clients' losses."""
+"""pFedMe: the shared network minimises the Moreau envelopes of the clients' losses."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ __all__ = ["MoreauEnvelope"]
 
 @component
 class MoreauEnvelope(PersonalNetwork):
-    """Descend the Moreau envelope of the loss; predict with the minimiser that defines it.
+    """Minimise the Moreau envelope F of the loss f; clients predict with theta(w).
 
-    F(w) = min over theta of f(theta) + lambda/2 ||theta - w||^2, whose gradient at w is
-    lambda (w - theta(w)).
+    F(w) = min over theta of f(theta) + lambda/2 ||theta - w||^2, with minimiser theta(w) and
+    gradient lambda (w - theta(w)).
     """
 
     name = "pfedme"
     reference = "Dinh, Tran & Nguyen 2020 (pFedMe), Algorithm 1"
 
-    pull: float = option(15.0, "strength of the pull to the shared network (lambda)", above=0)
-    inner_steps: int = option(5, "gradient steps per minibatch towards theta (K)", at_least=1)
-    personal_lr: float = option(0.05, "learning rate of those steps", above=0)
+    pull: float = option(
+        15.0, "strength of the quadratic penalty around the shared network (lambda)", above=0
+    )
+    inner_steps: int = option(
+        5, "gradient steps per minibatch to approximate theta (K)", at_least=1
+    )
+    personal_lr: float = option(0.05, "learning rate of these steps", above=0)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Alternate between theta(w) on a minibatch and a step of w down its envelope."""
+        """Alternate between theta(w) on a minibatch and a gradient step of w on the envelope."""
         w = join_personal(problem, broadcast.start, cohort).mean.clone()  # [K, P]
         theta = client_posterior(problem, broadcast, cohort).mean.clone()  # [K, P]
         loss_and_gradient = objective(
@@ -56,7 +60,7 @@ class MoreauEnvelope(PersonalNetwork):
     def _minimise(
         self, loss_and_gradient: LossAndGradient, w: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Approximate theta(w) ``[k, P]`` from w by `inner_steps` steps; return the last losses."""
+        """Approximate theta(w) ``[k, P]`` by `inner_steps` steps; return it and the last losses."""
         theta, loss = w.clone(), w.new_zeros(len(w))
         for _ in range(self.inner_steps):
             loss, gradient = loss_and_gradient(theta, batch)

@@ -19,7 +19,7 @@ from bflcore import Accumulate, Continual, Equal, LocalInference, Map, Method, P
 
 
 class Local(Method):
-    """Train every client alone; nothing is shared."""
+    """Train each client on its own; nothing is shared."""
 
     name = "local"
     reference = "the lower bound of Chen et al. 2024 (FedSI), Table 1"
@@ -28,7 +28,7 @@ class Local(Method):
 
 
 class FedAvgFineTuned(Method):
-    """Train by federated averaging, and fine-tune at every client before it predicts."""
+    """Train by federated averaging; each client fine-tunes before it predicts."""
 
     name = "fedavg-ft"
     reference = "McMahan et al. 2017; fine-tuned as in Chen et al. 2024 (FedSI), section 5"
@@ -36,7 +36,7 @@ class FedAvgFineTuned(Method):
 
 
 class FedProx(Method):
-    """Train by federated averaging with a quadratic pull to the server's network."""
+    """Train by federated averaging with a quadratic penalty around the server's network."""
 
     name = "fedprox"
     reference = "Li et al. 2020 (FedProx), eq. 2"
@@ -72,7 +72,7 @@ class FedRep(Method):
 
 
 class FedBABU(Method):
-    """Train the body under a head that stays random, and fine-tune all before predicting."""
+    """Train the body with a fixed random head; fine-tune all parameters before predicting."""
 
     name = "fedbabu"
     reference = "Oh, Kim & Yun 2022, Algorithm 1"
@@ -90,7 +90,7 @@ class LGFedAvg(Method):
 
 
 class PerFedAvg(Method):
-    """Meta-learn a network that one step adapts to a client."""
+    """Meta-learn a network that adapts to a client in one step."""
 
     name = "per-fedavg"
     reference = "Fallah, Mokhtari & Ozdaglar 2020, Algorithm 1, first order"
@@ -98,7 +98,7 @@ class PerFedAvg(Method):
 
 
 class APFL(Method):
-    """Share a network; each client predicts with an adaptive mixture of it and its own."""
+    """Share a network; clients predict with an adaptive mixture of it and their own."""
 
     name = "apfl"
     reference = "Deng, Kamani & Mahdavi 2020, Algorithm 1"
@@ -106,7 +106,7 @@ class APFL(Method):
 
 
 class PFedMe(Method):
-    """Share the centre of the clients' Moreau envelopes; clients predict with the minimisers."""
+    """Share a network around which each client optimises its own (Moreau envelopes)."""
 
     name = "pfedme"
     reference = "Dinh, Tran & Nguyen 2020, Algorithm 1 with beta = 1"
@@ -115,7 +115,7 @@ class PFedMe(Method):
 
 
 class Ditto(Method):
-    """Share FedAvg's network; each client predicts with its own, pulled towards it."""
+    """Share the network of FedAvg; clients predict with their own, regularised towards it."""
 
     name = "ditto"
     reference = "Li et al. 2021, Algorithm 1"
@@ -164,7 +164,7 @@ class GroupSNIP(Method):
 
 
 class Centralised(Method):
-    """Train on all data in one place: the upper bound on the global test."""
+    """Train on all clients' pooled data: an upper bound for the global test."""
 
     name = "centralised"
     reference = "the usual upper bound; Fischer et al. 2024, Table 1"
@@ -174,13 +174,13 @@ class Centralised(Method):
 
 @hookimpl
 def bfl_posteriors() -> Iterator[type[Posterior]]:
-    """Yield the family of Langevin's draws."""
+    """Yield the posterior family of Langevin dynamics."""
     yield Particles
 
 
 @hookimpl
 def bfl_inferences() -> Iterator[type[LocalInference]]:
-    """Yield what the recipes need beyond `map`."""
+    """Yield the inferences of the baselines."""
     yield from (Staged, MetaLearning, ControlVariates)
     yield from (PulledNetwork, AdaptiveMixture, MoreauEnvelope)
     yield from (PersonalBayes, Langevin)

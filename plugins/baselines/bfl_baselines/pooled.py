@@ -1,4 +1,4 @@
-"""Centralised training: all clients' samples in one place."""
+"""Centralised training on the pooled samples of all clients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["Pooled"]
 
 @component
 class Pooled(PointInference):
-    """Train on all clients' samples in one place: the bound that federation is measured by.
+    """Train on the pooled samples of all clients: an upper bound for federated training.
 
-    Every client gives the same result, so one per round is enough (``--cohort 1``).
+    All clients return the same result, so one per round is enough (``--cohort 1``).
     """
 
     name = "pooled"
@@ -38,15 +38,15 @@ class Pooled(PointInference):
     )
 
     def check(self, problem: Problem) -> None:
-        """Refuse personal parameters: there is one network."""
+        """Raise `OptionError` if there are personal parameters."""
         if problem.layout.personal_total:
             raise OptionError(
-                "--share: the inference pooled trains one network, which has no personal "
-                "parameters; allowed: all"
+                "--share: inference pooled trains a single network without personal parameters; "
+                "allowed: all"
             )
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train as one client that holds everything."""
+        """Train as one client that holds all samples."""
         pool = pretraining.pool_samples(problem, 1.0)
         memory = {name: tensor[:1] for name, tensor in cohort.memory.items()}
         everything = pool.cohort([SERVER], memory, cohort.round)

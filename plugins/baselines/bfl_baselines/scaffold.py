@@ -24,12 +24,12 @@ else:
 
 __all__ = ["ControlVariates"]
 
-CONTROL = "control"  # name of the controls among the statistics and in the server's state
+CONTROL = "control"  # key of the control variates in statistics and in the server's state
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class ControlVariate(Memory):
-    """What a client keeps: its control variate."""
+    """The memory of a client: its control variate."""
 
     control: Tensor  # c_i ``[P_shared]``
 
@@ -38,19 +38,19 @@ class ControlVariate(Memory):
 class ControlVariates(PointInference):
     """Correct every step by the difference of the server's and the client's control variates.
 
-    Goes with ``--hyper accumulate``, which keeps the server's control. The controls are gradients
-    averaged over a round's steps, so every step must be one of plain gradient descent.
+    Use with ``--hyper accumulate``, which keeps the server's control variate. Control variates are
+    averages of a round's gradients, so every step must be plain gradient descent.
     """
 
     name = "scaffold"
     reference = "Karimireddy et al. 2020 (SCAFFOLD), Algorithm 1, option II"
 
     optimiser: str = option(
-        "sgd", "the update rule; control variates need sgd", choices=("adam", "sgd")
+        "sgd", "update rule (control variates need sgd)", choices=("adam", "sgd")
     )
 
     def check(self, problem: Problem) -> None:
-        """Refuse any rule but plain gradient descent."""
+        """Raise `OptionError` unless the update rule is plain gradient descent."""
         rule = {"optimiser": (self.optimiser, "sgd"), "momentum": (self.momentum, 0.0)}
         for name, (given, allowed) in rule.items():
             if given != allowed:
@@ -60,15 +60,15 @@ class ControlVariates(PointInference):
                 )
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory with a control of zero."""
+        """Return a memory with a control variate of zero."""
         zero = problem.initial.new_zeros(problem.layout.shared_total)
         return {**super().initial_memory(problem), **ControlVariate(control=zero).pack()}
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train y_i from x, following g + c - c_i; then renew c_i.
+        """Train y_i from x along g + c - c_i, then update c_i.
 
-        A client sends (c_i+ - c_i) / N: the sum over the S clients of a round is then the step
-        of the server's control, c += S/N mean(c_i+ - c_i).
+        Clients send (c_i+ - c_i) / N; the sum over the S clients of a round is the update of the
+        server's control variate, c += S/N mean(c_i+ - c_i).
         """
         layout, of_client = problem.layout, ControlVariate.unpack(cohort.memory, Point).control
         of_server = broadcast.hyper.get(CONTROL, torch.zeros_like(of_client[0]))

@@ -1,4 +1,4 @@
-"""FedRep, FedBABU and fine-tuned FedAvg: training in stages, and fine-tuning."""
+"""FedRep, FedBABU and fine-tuned FedAvg: training in stages, then fine-tuning."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ __all__ = ["Staged", "fine_tune"]
 
 @component
 class Staged(PointInference):
-    """Train all parameters, or body and head in turn, or one of them; fine-tune to predict."""
+    """Train all parameters, or body and head in turn, or the body; fine-tune to predict."""
 
     name = "staged"
     reference = "Collins et al. 2021 (FedRep), Algorithm 1; Oh et al. 2022 (FedBABU), Algorithm 1"
 
     stages: str = option(
         "joint",
-        "what a round trains: all parameters, the personal and then the shared ones, or only "
-        "the shared ones",
+        "parameters trained in a round: all, the personal and then the shared ones, or only the "
+        "shared ones",
         choices=("joint", "personal-then-shared", "shared"),
     )
-    personal_epochs: int = option(10, "epochs of the stage of the personal parameters", at_least=1)
+    personal_epochs: int = option(
+        10, "epochs per round on the personal parameters (`personal-then-shared`)", at_least=1
+    )
     fine_tune_epochs: int = option(
         0, "fine-tuning epochs before each evaluation (the shared model is unaffected)", at_least=0
     )
 
     def check(self, problem: Problem) -> None:
-        """Refuse stages of a network whose parameters are all shared or all personal."""
+        """Raise `OptionError` for stages if all parameters are shared or all are personal."""
         layout = problem.layout
         if self.stages != "joint" and not (layout.personal_total and layout.shared_total):
             empty = "shared" if layout.personal_total else "personal"
@@ -48,7 +50,7 @@ class Staged(PointInference):
             )
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train every client, stage by stage."""
+        """Train every client stage by stage."""
         if self.stages == "joint":
             return fit_points(self, problem, broadcast, cohort)
         if self.stages == "personal-then-shared":
@@ -60,7 +62,7 @@ class Staged(PointInference):
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fit a novel client's personal parameters, then fine-tune all."""
+        """Fit the personal parameters of novel clients, then fine-tune all parameters."""
         memory = super().personalise(problem, broadcast, cohort)
         if not self.fine_tune_epochs:
             return memory
@@ -71,7 +73,7 @@ class Staged(PointInference):
 def fine_tune(
     inference: PointInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> dict[str, Tensor]:
-    """Return memories with networks ``[K, P]`` trained further on each client's samples."""
+    """Return memories with the networks ``[K, P]`` after training on each client's samples."""
     start = join_personal(problem, broadcast.start, cohort).mean
     loss_and_gradient = objective(inference, problem, cohort, start)
     weights, _ = descend(inference, problem, cohort, start, loss_and_gradient)

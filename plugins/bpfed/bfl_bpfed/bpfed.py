@@ -1,9 +1,9 @@
-"""BPFed's inference: a Gaussian posterior, and a copy of its prior that follows it.
+"""BPFed's inference: a Gaussian posterior, and a copy of the prior that follows it.
 
-Each client keeps a local copy v of the prior of the shared parameters. After a step of the
-posterior q on Q_i (eq. 10), v takes steps on KL(q || v), q held fixed (eq. 11); v is then the
-anchor of q's next step, and what the client sends at the end of the round. This is the
-server-bound model of pFedBayes (Zhang et al. 2022, Algorithm 1), from which the paper takes it.
+Each client keeps a local copy v of the prior of the shared parameters. After each step of the
+posterior q on Q_i (eq. 10), v takes steps on KL(q || v) with q fixed (eq. 11). v is the prior in
+the next step of q, and is sent to the server at the end of the round. It corresponds to the
+localised global model of pFedBayes (Zhang et al. 2022, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = ["FollowingPrior", "ReinforcedVariational"]
 
 @component
 class FollowingPrior(VariationalInference):
-    """Base of inferences in which a copy of the prior follows the posterior."""
+    """Base of inferences with a copy of the prior that follows the posterior."""
 
     reinforce_lr: float = option(1e-3, "learning rate of the copy of the prior", above=0)
 
     def fit_and_follow(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, copy_steps: int
     ) -> tuple[LocalResult, Gaussian]:
-        """Fit every client's q, and let v take `copy_steps` after each step of q.
+        """Fit every client's q; v takes `copy_steps` steps after each step of q.
 
-        Returns the result of q, and v ``[K, P_shared]``.
+        Returns the result for q, and v ``[K, P_shared]``.
         """
         v = prior_of_cohort(self, problem, broadcast, cohort).map(torch.clone)
         theta = torch.stack([v.mean, v.variance.log() / 2], dim=1)
         taken = tuple(copy_steps * n for n in steps(self, cohort))
-        lr = self.reinforce_lr / self.lr * self.lr_at(cohort.round)  # falls as that of q does
+        lr = self.reinforce_lr / self.lr * self.lr_at(cohort.round)  # decays like that of q
         rule = Optimiser(theta, taken, self.optimiser, lr, self.momentum)
         copy = PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, "shared"))
         fitted = fit_gaussians(self, problem, broadcast, cohort, after_step=copy.follow, anchor=v)
@@ -53,7 +53,7 @@ class FollowingPrior(VariationalInference):
 
 @component
 class ReinforcedVariational(FollowingPrior):
-    """Fit a mean-field Gaussian; send a copy of the prior that is pulled towards it (eq. 11).
+    """Fit a mean-field Gaussian; send a copy of the prior that follows it (eq. 11).
 
     With ``reinforce_steps = 0`` the fitted posterior itself is sent.
     """
@@ -66,7 +66,7 @@ class ReinforcedVariational(FollowingPrior):
     )
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Minimise Q_i (eq. 10), the copy of the prior following by eq. 11."""
+        """Minimise Q_i (eq. 10) while the copy of the prior follows (eq. 11)."""
         if not self.reinforce_steps:
             return fit_gaussians(self, problem, broadcast, cohort)
         fitted, v = self.fit_and_follow(problem, broadcast, cohort, self.reinforce_steps)
@@ -77,8 +77,8 @@ class ReinforcedVariational(FollowingPrior):
 class PriorCopy:
     """A cohort's copies v of the prior; `follow` changes them in place.
 
-    `v` ``[K, P]`` is what anchors q; `theta` ``[K, 2, P]``, its mean and rho = log sigma, is what
-    `optimiser` changes, `steps` times per step of q and only where `mask` is 1.
+    `v` ``[K, P]`` is the prior in the KL term of q. `optimiser` updates `theta` ``[K, 2, P]``, the
+    mean and rho = log sigma of v, `steps` times per step of q, where `mask` ``[P]`` is 1.
     """
 
     v: Gaussian
@@ -88,7 +88,7 @@ class PriorCopy:
     mask: Tensor | None
 
     def follow(self, q: Tensor) -> None:
-        """Move v along -d KL(q || v) / dv, given q as (mean, rho) ``[k, 2, P]``."""
+        """Take steps of v on KL(q || v), given q as (mean, rho) ``[k, 2, P]``."""
         k = len(q)
         mean, variance = q[:, 0], (2 * q[:, 1]).exp()
         for _ in range(self.steps):

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class BPFed(Method):
-    """Share a Gaussian body, keep a Gaussian head; each round's prior is the last's result."""
+    """Share a Gaussian body and keep a Gaussian head; each posterior is the next round's prior."""
 
     name = "bpfed"
     reference = "Chen, Liu, Cao & Zhang 2023, Algorithm 1"
     inference = ReinforcedVariational(
         personal_prior="previous",
-        # Chosen on Fashion-MNIST; the README says what each of them is worth.
+        # Chosen on Fashion-MNIST; the README reports the effect of each.
         initial_sigma=0.2,
         kl_weight=0.3,
         lr_decay=0.03,

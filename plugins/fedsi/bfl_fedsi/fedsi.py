@@ -1,6 +1,6 @@
 """FedSI: federated learning with subnetwork inference (Chen, Liu, Wu, Fan & Cao 2024, Algorithm 1).
 
-The body is shared, the head is personal. A client finds a MAP estimate of the body under the
+The body is shared, the head is personal. A client finds a MAP estimate of the body with the
 server's posterior as prior, and a Gaussian over a small subnetwork of it by linearised Laplace.
 """
 
@@ -55,9 +55,9 @@ SELECTIONS = ("variance", "curvature-aware", "informative", "random")
 
 @attrs.frozen(eq=False, kw_only=True)
 class SubnetworkMemory(Memory):
-    """What clients predict with ``[K, ...]``: the noise of a regression, and their subnetworks.
+    """What clients need to predict ``[K, ...]``: the noise of a regression, and their subnetworks.
 
-    Factors are padded with rows of zeros to the longest.
+    Factors are padded with rows of zeros to equal length.
     """
 
     noise: Tensor | None = None  # [K]
@@ -68,7 +68,7 @@ class SubnetworkMemory(Memory):
 
     @classmethod
     def of(cls, noise: Tensor, subnetworks: list[Subnetwork]) -> SubnetworkMemory:
-        """Stack the clients' subnetworks."""
+        """Stack the clients' subnetworks; `noise` ``[K]``."""
         factors = [one.factor for one in subnetworks]
         return cls(
             noise=noise,
@@ -79,7 +79,7 @@ class SubnetworkMemory(Memory):
         )
 
     def subnetwork(self, client: int) -> Subnetwork | None:
-        """Return the subnetwork in a row; None where none was inferred."""
+        """Return the subnetwork of row `client`; None if subnetworks have not been inferred."""
         if self.index is None or self.base is None or self.factor is None or self.sign is None:
             return None
         return Subnetwork(
@@ -91,8 +91,8 @@ class SubnetworkMemory(Memory):
 class SubnetworkLaplace(GradientInference):
     """Fit a MAP, then a full-covariance Gaussian over a small subnetwork by linearised Laplace.
 
-    Clients send the MAP of every shared parameter and its variance, which is 0 outside the
-    subnetwork. Personal parameters stay as they were initialised while clients train, and are
+    Clients send the MAP estimate and the variance of every shared parameter; the variance is 0
+    outside the subnetwork. Personal parameters keep their initial values during training and are
     fine-tuned on the client's own data before it predicts.
     """
 
@@ -102,12 +102,12 @@ class SubnetworkLaplace(GradientInference):
     expected_failures = MappingProxyType(
         {
             "no data gives the prior back": "the variance that clients send is 0 outside the "
-            "subnetwork, also that of a client without data (step 4 of Algorithm 1)"
+            "subnetwork, even without data (step 4 of Algorithm 1)"
         }
     )
 
     prior_variance: float = option(
-        1e-4, "prior variance (alpha), initially and wherever the prior's variance is 0", above=0
+        1e-4, "initial prior variance (alpha), also used where the prior's variance is 0", above=0
     )
     fraction: float = option(
         0.05, "fraction of the shared parameters in the subnetwork (E)", above=0, at_most=1
@@ -124,22 +124,23 @@ class SubnetworkLaplace(GradientInference):
     )
     covariance: str = option(
         "auto",
-        "side on which the covariance is computed: `primal` (parameters), `dual` (samples), `auto` "
-        "(the smaller), or `diagonal` (no correlations)",
+        "form of the covariance: `primal` (over parameters), `dual` (over samples), `auto` (the "
+        "smaller of the two), or `diagonal` (no correlations)",
         choices=("auto", "primal", "dual", "diagonal"),
     )
     predictive: str = option(
         "probit",
-        "`probit` (closed form), `mc` (draws of the linearised outputs) or `mean` (no uncertainty)",
+        "predictive distribution: `probit` (closed form), `mc` (draws of the linearised outputs) "
+        "or `mean` (no uncertainty)",
         choices=("probit", "mc", "mean"),
     )
-    predict_draws: int = option(100, "number of draws of `mc`", at_least=1)
+    predict_draws: int = option(100, "number of draws for `mc`", at_least=1)
     head_epochs: int = option(
         10, "fine-tuning epochs of the personal parameters before each evaluation", at_least=0
     )
     head_lr: float = option(1e-2, "learning rate of fine-tuning", above=0)
     head_weight_decay: float = option(
-        0.0, "strength of the quadratic pull to zero in fine-tuning", at_least=0
+        0.0, "strength of the quadratic penalty around zero in fine-tuning", at_least=0
     )
     noise: str = option(
         "learned",
@@ -149,12 +150,12 @@ class SubnetworkLaplace(GradientInference):
     )
 
     def check(self, problem: Problem) -> None:
-        """Raise `OptionError` without shared parameters or a known curvature, or beyond memory."""
+        """Raise `OptionError` without shared parameters, known curvature or sufficient memory."""
         if not problem.layout.shared_total:
             raise OptionError(
-                "--share: no parameter of the network is shared (its head is all there is, or "
-                "share is none), so there is nothing to infer; allowed: share all, or a model "
-                "with layers before its head"
+                "--share: the network does not have shared parameters (share is none, or the head "
+                "is the whole network), so there is nothing to infer; allowed: --share all, or a "
+                "model with layers before its head"
             )
         if not isinstance(problem.likelihood, Categorical | GaussianNoise):
             raise OptionError(
@@ -170,11 +171,11 @@ class SubnetworkLaplace(GradientInference):
             )
 
     def size(self, problem: Problem) -> int:
-        """Return |S| = E |R|, rounded, at least 1."""
+        """Return the size of the subnetwork, |S| = E |R|, rounded, at least 1."""
         return max(1, round(self.fraction * problem.layout.shared_total))
 
     def bytes_needed(self, problem: Problem) -> int:
-        """Return an upper bound on the memory that one client's inference takes."""
+        """Return an upper bound on the bytes that the inference of one client needs."""
         if self.covariance == "diagonal":
             return 0
         with torch.no_grad():
@@ -191,7 +192,7 @@ class SubnetworkLaplace(GradientInference):
         return Gaussian(problem.initial, layout.join(alpha, certain))
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Run a client's round: MAP (eq. 10), selection (eq. 14) and inference (eq. 15)."""
+        """Run a round of each client: MAP (eq. 10), selection (eq. 14) and inference (eq. 15)."""
         weights, loss = self.maximum_a_posteriori(problem, broadcast, cohort)
         noise = likelihood_noise(problem, len(weights))
         found = self.subnetworks(problem, broadcast, cohort, weights, noise, self.select)
@@ -203,7 +204,7 @@ class SubnetworkLaplace(GradientInference):
     def maximum_a_posteriori(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> tuple[Tensor, Tensor]:
-        """Return every client's MAP ``[K, P]``, personal parameters fixed, and its loss ``[K]``.
+        """Return each client's MAP ``[K, P]`` with fixed personal parameters, and its loss ``[K]``.
 
         Minimises the mean NLL per sample + sum_r (theta_r - mu_r)^2 / (2 g_r n), eq. 10 over n.
         """
@@ -231,7 +232,7 @@ class SubnetworkLaplace(GradientInference):
         noise: Tensor,
         rule: str,
     ) -> list[Subnetwork]:
-        """Infer each client's subnetwork at `weights` ``[K, P]``; `noise` ``[K]``."""
+        """Infer each client's subnetwork at `weights` ``[K, P]``; `noise` variances ``[K]``."""
         g = substitute_alpha(broadcast.prior, self.prior_variance)
         members = zip(cohort.sizes, cohort.streams("subnetwork"), strict=True)
         return [
@@ -249,7 +250,10 @@ class SubnetworkLaplace(GradientInference):
         rule: str,
         stream: torch.Generator,
     ) -> Subnetwork:
-        """Select a client's subnetwork at `weights` ``[P]`` by `rule` and infer its posterior."""
+        """Select a subnetwork at `weights` ``[P]`` by `rule` and infer its posterior.
+
+        `x` ``[N, ...]``, `noise` ``[]``; `g` ``[R]`` are the prior variances.
+        """
         h = laplace.diagonal(problem, weights, x, noise)
         index = laplace.select(rule, h, g, self.size(problem), stream)
         if self.covariance == "diagonal":
@@ -259,7 +263,7 @@ class SubnetworkLaplace(GradientInference):
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fine-tune personal parameters under the global mean, then infer the subnetwork there."""
+        """Fine-tune the personal parameters given the global mean, then infer the subnetwork."""
         cohort = attrs.evolve(cohort, memory=self.fine_tune(problem, broadcast, cohort))
         weights = join_personal(problem, broadcast.start, cohort).mean
         noise = likelihood_noise(problem, len(weights))
@@ -273,7 +277,7 @@ class SubnetworkLaplace(GradientInference):
     def fine_tune(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Return the memory ``[K, ...]`` with personal parameters fitted to the client's data."""
+        """Return the memory ``[K, ...]`` with personal parameters fitted to the clients' data."""
         if not (problem.layout.personal_total and self.head_epochs):
             return cohort.memory
         options = {
@@ -290,7 +294,7 @@ class SubnetworkLaplace(GradientInference):
     ) -> Predictive:
         """Predict with N(f, J_S H^-1 J_S^T) over the outputs (eq. 17-19).
 
-        A client without a subnetwork uses the server's own variances (the global model).
+        A client without a subnetwork uses the server's variances (the global model).
         """
         weights = join_personal(problem, broadcast.start, cohort).mean
         memory = SubnetworkMemory.unpack(cohort.memory, Gaussian)
@@ -322,7 +326,7 @@ def substitute_alpha(prior: Posterior, alpha: float) -> Tensor:
 
 
 def likelihood_noise(problem: Problem, clients: int) -> Tensor:
-    """Return the likelihood's noise variance for each client ``[K]``; 1 for classes (unused)."""
+    """Return the noise variance of the likelihood ``[K]`` (1, unused, for classification)."""
     likelihood = problem.likelihood
     known = likelihood.noise_variance if isinstance(likelihood, GaussianNoise) else 1.0
     return problem.initial.new_full((clients,), known)
@@ -337,7 +341,7 @@ def residual_variance(problem: Problem, weights: Tensor, cohort: Cohort) -> Tens
 
 
 def available_memory(device: torch.device) -> int:
-    """Return the bytes of memory of the machine, or of the GPU where `device` is one."""
+    """Return the total memory in bytes: of the GPU if `device` is one, else of the machine."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,8 +1,8 @@
-"""Jacobians of a network's outputs in its shared parameters, sample by sample.
+"""Per-sample Jacobians of a network's outputs with respect to its shared parameters.
 
-R counts the shared parameters, in the order of `Layout.split`. A network whose shared
-parameters all belong to linear layers never has its Jacobian ``[B, O, R]`` formed: a row is the
-outer product of the signal that comes back to a layer and of what went into it.
+R is the number of shared parameters, in the order of `Layout.split`. If all of them belong to
+linear layers, the Jacobian ``[B, O, R]`` is never formed: a row is the outer product of the
+backpropagated signal of a layer and of its input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ else:
 
 __all__ = ["Jacobian", "blocks"]
 
-ELEMENTS = 2**22  # numbers held for a block of samples: 16 MB in float32
+ELEMENTS = 2**22  # numbers in memory per block of samples: 16 MB in float32
 
 
 class Jacobian(abc.ABC):
@@ -57,7 +57,7 @@ class Jacobian(abc.ABC):
 
 @attrs.frozen(eq=False)
 class Dense(Jacobian):
-    """A Jacobian as it is, ``[B, O, R]``."""
+    """A Jacobian stored as a tensor ``[B, O, R]``."""
 
     outputs: Tensor
     rows: Tensor
@@ -81,9 +81,9 @@ class Dense(Jacobian):
 
 @attrs.frozen(eq=False)
 class Piece:
-    """A parameter of a linear layer: its place in R, the layer's input and the back-signal.
+    """One tensor of a linear layer: its range in R, the layer's input, the backpropagated signal.
 
-    d f_o / d W_ab = signal_oa input_b for a weight; a bias has the input 1 ``[B, 1]``.
+    d f_o / d W_ab = signal_oa input_b for a weight; the input of a bias is 1 ``[B, 1]``.
     """
 
     first: int
@@ -98,7 +98,7 @@ class Piece:
         return signal.mul_(self.inputs.index_select(1, local % width)[:, None])
 
     def dot(self, index: Tensor, vectors: Tensor) -> Tensor:
-        """Sum over the inputs of each unit first: the outputs share them."""
+        """Sum over the inputs of each unit first, since all outputs share them."""
         width = self.inputs.shape[1]
         units, counts = ((index - self.first) // width).unique_consecutive(return_counts=True)
         inputs = self.inputs.index_select(1, (index - self.first) % width).split(counts.tolist(), 1)
@@ -107,9 +107,9 @@ class Piece:
         total = signal.new_zeros(*signal.shape[:2], len(vectors))
         step = max(1, ELEMENTS // (len(signal) * max(1, len(vectors))))  # units at a time
         for first in range(0, len(each), step):
-            part = slice(first, first + step)
-            summed = torch.stack([given @ v.T for given, v in each[part]], dim=1)  # [B, units, M]
-            total.baddbmm_(signal[:, :, part], summed)
+            chunk = slice(first, first + step)
+            summed = torch.stack([given @ v.T for given, v in each[chunk]], dim=1)  # [B, units, M]
+            total.baddbmm_(signal[:, :, chunk], summed)
         return total
 
     def squares(self) -> Tensor:
@@ -124,30 +124,31 @@ class Piece:
 
 @attrs.frozen(eq=False)
 class Linear(Jacobian):
-    """The Jacobian of linear layers, as inputs and back-signals."""
+    """The Jacobian of linear layers, stored as inputs and backpropagated signals."""
 
     outputs: Tensor
     pieces: tuple[Piece, ...]
 
     def times(self, factor: Tensor) -> Linear:
-        """Multiply the back-signals; see `Jacobian.times`."""
+        """Multiply the signals; see `Jacobian.times`."""
         moved = (attrs.evolve(p, signal=factor.mT @ p.signal) for p in self.pieces)
         return Linear(self.outputs, tuple(moved))
 
     def columns(self, index: Tensor) -> Tensor:
         """Gather outer products; see `Jacobian.columns`."""
-        parts = zip(self.pieces, index.split(self._counts(index)), strict=True)
-        return torch.cat([piece.columns(part) for piece, part in parts], dim=2)
+        chunks = index.split(self._counts(index))
+        pairs = zip(self.pieces, chunks, strict=True)
+        return torch.cat([piece.columns(chunk) for piece, chunk in pairs], dim=2)
 
     def dot(self, index: Tensor, vectors: Tensor) -> Tensor:
         """Sum over the layers; see `Jacobian.dot`."""
         counts = self._counts(index)
-        parts = zip(self.pieces, index.split(counts), vectors.split(counts, 1), strict=True)
-        found = [piece.dot(*part) for piece, *part in parts if len(part[0])]
+        chunks = zip(self.pieces, index.split(counts), vectors.split(counts, 1), strict=True)
+        found = [piece.dot(at, rows) for piece, at, rows in chunks if len(at)]
         return torch.stack(found).sum(0) if len(found) > 1 else found[0]
 
     def _counts(self, index: Tensor) -> list[int]:
-        """Return how many of `index`, in rising order, each piece has."""
+        """Return how many entries of `index`, in rising order, belong to each piece."""
         borders = torch.tensor([piece.last for piece in self.pieces], device=index.device)
         return torch.searchsorted(index, borders).diff(prepend=borders.new_zeros(1)).tolist()
 
@@ -163,7 +164,7 @@ class Linear(Jacobian):
 def blocks(problem: Problem, weights: Tensor, x: Tensor, width: int) -> Iterator[Jacobian]:
     """Yield the Jacobian at `weights` ``[P]`` for samples `x` ``[N, ...]``, block by block.
 
-    `width` is the number of columns that will be asked of a block: it sets the block's size.
+    `width` is the number of columns that the caller will request, which limits the block size.
     """
     linear = _linear_jacobian(problem, weights, x[:1])
     make = linear or _dense_jacobian(problem, weights)
@@ -196,7 +197,7 @@ def _dense_jacobian(problem: Problem, weights: Tensor) -> Callable[[Tensor], Den
 def _linear_jacobian(
     problem: Problem, weights: Tensor, sample: Tensor
 ) -> Callable[[Tensor], Linear] | None:
-    """Return what makes `Linear` Jacobians, or None where some parameter needs the dense one."""
+    """Return a function that builds `Linear` Jacobians; None if a parameter needs a dense one."""
     network = copy.deepcopy(problem.network).requires_grad_(True)
     for name, value in problem.layout.unflatten(weights.detach()).items():
         network.get_parameter(name).data = value
@@ -224,7 +225,7 @@ def _linear_jacobian(
     with torch.no_grad():
         run(sample)
     if any(len(calls) != 1 or calls[0][0].ndim != 2 for calls in seen.values()):
-        return None  # a layer that is used twice, or at many places of a sample
+        return None  # a layer runs twice, or at several positions of a sample
 
     @torch.enable_grad()
     def make(samples: Tensor) -> Linear:

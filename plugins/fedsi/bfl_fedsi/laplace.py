@@ -1,8 +1,8 @@
 """The linearised Laplace posterior over a subnetwork of one client (FedSI, eq. 14-19).
 
-R counts the shared parameters, S those of the subnetwork. The posterior precision of the
+R is the number of shared parameters, S that of the subnetwork. The posterior precision of the
 subnetwork is H = A^T A + diag(1/g) with A = L^T J_S, where L L^T = Lambda is the curvature of the
-negative log likelihood in the outputs and g the prior variance.
+negative log likelihood with respect to the outputs and g the prior variance.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = [
     "weighted",
 ]
 
-# Rows of A are dropped while, all of them together, they could change no variance by more than
-# this fraction: a client that fits its samples well has few rows that matter.
+# Rows of A are dropped as long as all dropped rows together change every variance by less than this
+# fraction: for a client that fits its samples well, few rows matter.
 NEGLIGIBLE = 1e-5
-JITTERS = (1e-7, 1e-5, 1e-3)  # of the mean diagonal, tried in turn where Cholesky fails
+JITTERS = (1e-7, 1e-5, 1e-3)  # relative to the mean diagonal, tried in turn if Cholesky fails
 
 
 @attrs.frozen(eq=False)
 class Subnetwork:
     """A Gaussian over the shared parameters, degenerate outside the subnetwork.
 
-    Covariance diag(base) + sign * factor^T factor, the factor's columns being the parameters
-    `index` ``[S]``, in rising order; `base` ``[R]``, `factor` ``[M, S]``, `sign` 1 or -1.
+    The covariance is diag(base) + sign * factor^T factor with `base` ``[R]``, `sign` 1 or -1, and
+    `factor` ``[M, S]``, whose columns are the parameters `index` ``[S]`` in rising order.
     """
 
     index: Tensor
@@ -65,15 +65,15 @@ class Subnetwork:
 
     @property
     def variance(self) -> Tensor:
-        """Marginal variances ``[R]``; the covariance is not formed for them."""
+        """Marginal variances ``[R]``, computed without the covariance matrix."""
         gain = self.sign * torch.linalg.vecdot(self.factor, self.factor, dim=0)
         variance = self.base.index_add(0, self.index, gain)
-        # Where the data leave little of the prior, rounding may leave less than nothing.
+        # If the data leave little of the prior variance, rounding may make it negative.
         return variance.maximum(self.base * torch.finfo(variance.dtype).eps)
 
 
 def curvature_factor(problem: Problem, outputs: Tensor, noise: Tensor) -> Tensor:
-    """Return L ``[B, O, O]`` with L L^T = Lambda.
+    """Return L ``[B, O, O]`` with L L^T = Lambda, for `outputs` ``[B, O]``.
 
     Softmax: Lambda = diag(p) - p p^T and L = diag(sqrt p) - p sqrt(p)^T. Regression: Lambda =
     1/noise.
@@ -89,7 +89,7 @@ def curvature_factor(problem: Problem, outputs: Tensor, noise: Tensor) -> Tensor
 def weighted(
     problem: Problem, weights: Tensor, x: Tensor, noise: Tensor, width: int
 ) -> Iterator[Jacobian]:
-    """Yield L^T J block by block."""
+    """Yield L^T J block by block, at `weights` ``[P]`` for samples `x` ``[N, ...]``."""
     for block in blocks(problem, weights, x, width):
         yield block.times(curvature_factor(problem, block.outputs, noise))
 
@@ -103,23 +103,23 @@ def diagonal(problem: Problem, weights: Tensor, x: Tensor, noise: Tensor) -> Ten
 
 
 def posterior_variance(h: Tensor, g: Tensor) -> Tensor:
-    """Return the marginal variances under independence, 1 / (h + 1/g) ``[R]``."""
+    """Return the variances ``[R]`` without correlations, 1 / (h + 1/g)."""
     return g / (h * g + 1)
 
 
 def select(rule: str, h: Tensor, g: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return the `count` parameters of the subnetwork, in rising order (eq. 14).
 
-    The largest marginal variances v minimise the squared 2-Wasserstein distance to the posterior
-    under independence. ``informative`` takes the largest h v: what each parameter's uncertainty
-    is worth in the outputs. Of equal ones the first are taken.
+    The largest variances v minimise the squared 2-Wasserstein distance to the posterior without
+    correlations. ``informative`` takes the largest h v, the contribution of each parameter's
+    uncertainty to that of the outputs. Ties go to the first parameters.
     """
     variance = posterior_variance(h, g)
     if rule == "random":
         score = torch.rand(len(h), generator=generator, device=h.device)
     elif rule == "informative":
         score = h * variance
-    elif rule == "curvature-aware":  # parameters without curvature if no other is left
+    elif rule == "curvature-aware":  # parameters without curvature come last
         score = torch.where(h > 0, variance, -1 / variance)
     else:
         score = variance
@@ -127,7 +127,7 @@ def select(rule: str, h: Tensor, g: Tensor, count: int, generator: torch.Generat
 
 
 def factorised(variance: Tensor) -> Subnetwork:
-    """Return independent parameters of these variances ``[R]``."""
+    """Return a diagonal Gaussian with these variances ``[R]``."""
     none = variance.new_zeros(0, dtype=torch.int64)
     return Subnetwork(none, variance, variance.new_zeros(0, 0), 1.0)
 
@@ -157,8 +157,8 @@ def infer(
     `side` is ``primal``, ``dual``, or ``auto``: the smaller of M and S.
     """
     scale, count = g[index].sqrt(), len(index)
-    rows: list[Tensor] = []  # A', without the rows that do not matter
-    layers: list[tuple[Linear, Tensor]] = []  # what they are outer products of, and which are kept
+    rows: list[Tensor] = []  # A', without negligible rows
+    layers: list[tuple[Linear, Tensor]] = []  # their factors, and which rows are kept
     primal = side == "primal"
     gram = scale.new_zeros(count, count) if primal else scale.new_zeros(0, 0)  # A'^T A'
     for block in weighted(problem, weights, x, noise, count):
@@ -187,7 +187,7 @@ def infer(
 def _rows_that_matter(
     block: Jacobian, index: Tensor, scale: Tensor, samples: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows of A' of one block that are not `NEGLIGIBLE`, and which they are."""
+    """Return the rows of A' of one block that are not `NEGLIGIBLE`, and a mask of them."""
     scaled = block.columns(index).mul_(scale).flatten(0, 1)
     tolerance = NEGLIGIBLE / max(1, samples * block.outputs.shape[1])
     kept = torch.linalg.vecdot(scaled, scaled) > tolerance
@@ -197,7 +197,7 @@ def _rows_that_matter(
 def _products(
     rows: Tensor, layers: list[tuple[Linear, Tensor]], index: Tensor, scale: Tensor
 ) -> Tensor:
-    """Return A' A'^T ``[M, M]``; linear layers multiply faster than the rows they are given as."""
+    """Return A' A'^T ``[M, M]``, through the factors of linear layers where possible (faster)."""
     if not layers:
         return rows @ rows.T
     scaled = rows * scale
@@ -205,7 +205,7 @@ def _products(
 
 
 def numbers_held(side: str, rows: int, count: int) -> int:
-    """Return how many numbers `infer` holds at most, for `rows` M and `count` S."""
+    """Return how many numbers `infer` has in memory at most, for `rows` M and `count` S."""
     primal, dual = 4 * count**2, 2 * rows * (rows + count)
     return {"primal": primal, "dual": dual, "auto": min(primal, dual)}[side]
 
@@ -216,9 +216,9 @@ def _plus_identity(matrix: Tensor) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Return the lower factor of a symmetric matrix, with a rising jitter where it needs one.
+    """Return the lower Cholesky factor ``[S, S]``, with increasing jitter if it is needed.
 
-    Warns of the jitter; raises `OptionError` when none of `JITTERS` helps.
+    Warns about the jitter; raises `OptionError` if even the largest of `JITTERS` fails.
     """
     lower: Tensor
     lower, failed = torch.linalg.cholesky_ex(matrix)
@@ -239,7 +239,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     if failed:
         raise OptionError(
             f"inference.prior_variance: the posterior precision ({len(matrix)} rows, mean diagonal "
-            f"{mean:.3g}) is not positive definite, not even with {JITTERS[-1]:g} of its mean "
+            f"{mean:.3g}) is not positive definite, even with {JITTERS[-1]:g} of its mean "
             "diagonal added; give a smaller prior variance, or --dtype float64"
         )
     return lower
@@ -261,15 +261,15 @@ def linearise(
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return f / sqrt(1 + pi/8 diag Sigma) ``[K, 1, B, O]``, to be normalised by a softmax.
+    """Return logits f / sqrt(1 + pi/8 diag Sigma) ``[K, 1, B, O]``.
 
-    Eq. 18 with a normalised link (MacKay 1992).
+    Eq. 18, normalised by a softmax (MacKay 1992).
     """
     return (mean / (1 + math.pi / 8 * variance).sqrt())[:, None]
 
 
 def match_moments(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return two draws ``[K, 2, B, O]`` of this mean and this variance."""
+    """Return two draws ``[K, 2, B, O]`` with this mean and variance ``[K, B, O]``."""
     spread = variance.sqrt()
     return torch.stack([mean - spread, mean + spread], dim=1)
 
@@ -277,7 +277,7 @@ def match_moments(mean: Tensor, variance: Tensor) -> Tensor:
 def sample_outputs(
     mean: Tensor, covariance: Tensor, draws: int, streams: list[torch.Generator]
 ) -> Tensor:
-    """Draw outputs ``[K, S, B, O]`` from their Gaussians."""
+    """Draw outputs ``[K, S, B, O]`` from N(mean, covariance)."""
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt()[..., None, :]  # [K, B, O, O]
     shape = (draws, *mean.shape[1:])

@@ -1,4 +1,4 @@
-"""The methods `fedsi` and `fedsi-fac`, and the inference they share."""
+"""The methods `fedsi` and `fedsi-fac`, and their common inference."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class FedSI(Method):
-    """Share a body whose subnetwork is Gaussian; fine-tune a point-estimate head at the end."""
+    """Share a body with a Gaussian subnetwork; fine-tune a point-estimate head at the end."""
 
     name = "fedsi"
     reference = "Chen, Liu, Wu, Fan & Cao 2024, Algorithm 1"
-    # Options and rounds were chosen on Fashion-MNIST; the README says what each is worth.
+    # Options and rounds were chosen on Fashion-MNIST; the README reports the effect of each.
     inference = SubnetworkLaplace(prior_variance=0.1, head_lr=3e-3, predict_select="informative")
     weighting = Equal()
     hyper = Continual(zero_variance=0.0)  # 0 leaves alpha to inference.prior_variance
@@ -26,7 +26,7 @@ class FedSI(Method):
 
 
 class FedSIFac(Method):
-    """FedSI with a diagonal covariance over the whole body."""
+    """Run FedSI with a diagonal covariance over the whole body."""
 
     name = "fedsi-fac"
     reference = "Chen, Liu, Wu, Fan & Cao 2024, section on ablations"

@@ -1,1 +1,1 @@
-"""Flower as an engine: bflcore's rounds in Flower's simulation, or on its servers and nodes."""
+"""Flower as an engine: rounds of bflcore in Flower's simulation, or on its servers and nodes."""

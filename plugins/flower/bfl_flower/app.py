@@ -1,7 +1,7 @@
-"""The two halves of an exported Flower app: a server without data, and nodes with one client's.
+"""The two halves of an exported Flower app: a server without data, and one node per client.
 
-The folder of the app holds ``experiment.toml``, as `bfl run` stores it, and ``data.toml``, which
-describes a sample. Both halves build the same network from these.
+The folder of the app contains ``experiment.toml``, as `bfl run` writes it, and ``data.toml``, which
+describes a sample. Both halves build the same network from these files.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ EXPERIMENT, DATA = "experiment.toml", "data.toml"
 
 
 def server_app(folder: Path) -> ServerApp:
-    """Return the server, which runs the experiment's rounds on the nodes that are connected."""
+    """Return the server, which runs the experiment on the connected nodes."""
     app = ServerApp()
     app.main()(partial(_serve, folder))
     return app
 
 
 def client_app(folder: Path) -> ClientApp:
-    """Return the node, which answers with the data and the memory that its configuration names.
+    """Return the node, which uses the data and the memory named in its configuration.
 
-    Keys of the configuration: ``client`` (its number), ``data`` (an .npz with x, y, x_test and
-    y_test), ``state`` (where memories are kept; default: beside the data), ``device``.
+    Keys of the configuration: ``client`` (its number), ``data`` (an .npz file with x, y, x_test and
+    y_test), ``state`` (folder of memories; default: next to the data), ``device``.
     """
     app = ClientApp()
     answer = partial(_answer, folder)
@@ -105,16 +105,16 @@ def _node(folder: Path, client: int, data: Path, state: Path, device: str) -> No
     """Load the node's data, once per process."""
     experiment = _experiment(folder, device)
     problem = node_problem(folder, experiment, client, data)
-    # Each experiment has a store of its own, deep enough for the server's last checkpoint.
+    # Each experiment has its own store, deep enough for the server's last checkpoint.
     own = hashlib.sha256((folder / EXPERIMENT).read_bytes()).hexdigest()[:12]
     store = MemoryStore(state / own, experiment.run.checkpoint_every + 1)
     return Node(client, ClientWorker(problem, experiment.inference, experiment.run.bins), store)
 
 
 def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) -> Any:
-    """Return the problem as a node sees it: the samples of `client`, and nobody else's.
+    """Return the problem of a node, which has the samples of `client` only.
 
-    Raises `DataError` when the file does not fit what ``data.toml`` says.
+    Raises `DataError` if the file does not match ``data.toml``.
     """
     form = read(folder / DATA)
     total = experiment.data.clients
@@ -133,15 +133,15 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
     empty = np.empty(0, np.int64)
     tests = 0 if dataset.x_test is None else len(dataset.x_test)
     own = {"train": np.arange(len(dataset.x)), "test": np.arange(tests)}
-    parts = {
+    indices = {
         half: tuple(index if k == client else empty for k in range(total))
         for half, index in own.items()
     }
-    return assemble(experiment, dataset, Partition(**parts, held_out=tests > 0)).problem
+    return assemble(experiment, dataset, Partition(**indices, held_out=tests > 0)).problem
 
 
 def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Dataset, Partition]:
-    """Return what the server knows of the data: its form, without samples."""
+    """Return data of the given form without samples, for the server."""
     labels = form["task"] == "classification"
     outputs = int(form["outputs"])
     y: Any = np.empty(0, np.int64) if labels else np.empty((0, outputs), np.float32)
@@ -152,7 +152,7 @@ def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Da
 
 
 def _experiment(folder: Path, device: str) -> Experiment:
-    """Read the experiment; tensors live on `device`, or where the file says."""
+    """Read the experiment; `device` replaces the one in the file unless empty."""
     file = read(folder / EXPERIMENT)
     flags = {"device": device} if device else {}
     return resolve(load_registry(), str(file["method"]), file, flags)

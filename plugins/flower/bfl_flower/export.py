@@ -1,4 +1,4 @@
-"""Writing a Flower app: an experiment that servers and nodes will run."""
+"""Export of an experiment as a Flower app, to run on servers and nodes."""
 
 from __future__ import annotations
 
@@ -63,14 +63,16 @@ explains how to set up certificates.
 
 
 def refuse(prepared: Prepared) -> None:
-    """Refuse an experiment that needs samples at the server."""
+    """Raise `OptionError` if the experiment needs samples at the server."""
     experiment = prepared.experiment
     if experiment.run.pretrain:
-        raise OptionError("--pretrain needs samples at the server, which has none; leave it out")
+        raise OptionError(
+            "--pretrain needs samples, but the server does not have any; leave it out"
+        )
     if not _starts_without_samples(prepared):
         raise OptionError(
-            f"inference {experiment.inference.name} initialises from all clients' samples, but "
-            "the server has none; run it with --engine local or --engine flower"
+            f"inference {experiment.inference.name} is initialised from samples of all clients, "
+            "but the server does not have any; run it with --engine local or --engine flower"
         )
 
 
@@ -85,12 +87,12 @@ def _starts_without_samples(prepared: Prepared) -> bool:
             for begins in (inference.initial, inference.prior)
             for name, tensor in begins(alone).pack().items()
         )
-    except Exception:  # noqa: BLE001 - no samples have no mean and no first
+    except Exception:  # noqa: BLE001 - any error shows that samples are needed
         return False
 
 
 def form_of(prepared: Prepared) -> dict[str, Any]:
-    """Return what ``data.toml`` says: the task, and a sample's shape."""
+    """Return the content of ``data.toml``: the task, and the shape of a sample."""
     problem = prepared.problem
     one = problem.train.x[None, :1]
     return {
@@ -104,7 +106,7 @@ def form_of(prepared: Prepared) -> dict[str, Any]:
 def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: bool) -> None:
     """Write the app, and each client's samples under ``nodes`` when `with_data`.
 
-    Raises `RunError` when the folder exists or cannot be written.
+    Raises `RunError` if the folder exists or cannot be created.
     """
     try:
         folder.mkdir(parents=True)
@@ -161,7 +163,7 @@ def _project(experiment: Experiment, out: str) -> dict[str, Any]:
                 "app": {
                     "publisher": "bflcore",
                     "components": {"serverapp": "bfl_app:server", "clientapp": "bfl_app:client"},
-                    # nodes: how many to wait for (0: all clients'), and for how many seconds.
+                    # nodes: number of nodes to wait for (0: all clients); wait: seconds.
                     "config": {"out": out, "nodes": 0, "wait": 300.0},
                 }
             }

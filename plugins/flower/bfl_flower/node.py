@@ -1,4 +1,4 @@
-"""The client's side: a node that holds one client's data answers the server's requests."""
+"""The client side: a node holds the data of one client and answers the server's requests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["MemoryStore", "Node"]
 
 Memory = Mapping[str, Tensor]
 
-ROUND = "round"  # key of a round token: the number of rounds after which a memory was stored
+ROUND = "round"  # key of a round token: the number of rounds before the memory was stored
 
 
 class MemoryStore:
-    """A client's memories on its node's disk: those of its last `depth` rounds.
+    """The memories of a client's last `depth` rounds, on the disk of its node.
 
-    The server holds a round token in place of each memory. Earlier memories are kept because the
-    server may go back: to the round before a result that it refused, or to its last checkpoint.
+    The server has a round token in place of each memory. Earlier memories are kept because the
+    server may go back: to the round before a result that it rejected, or to its last checkpoint.
     """
 
     def __init__(self, folder: Path, depth: int = 2) -> None:
@@ -38,7 +38,7 @@ class MemoryStore:
         self.depth = depth
 
     def put(self, memory: Memory, round: int) -> dict[str, Tensor]:
-        """Store a memory; return the token that the server holds for it."""
+        """Store a memory; return its token for the server."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,14 @@ class MemoryStore:
             save_file(tensors, aside)
         stored = sorted(self.folder.glob("*.safetensors"))
         past = [path for path in stored if path <= self._file(round)]
-        for path in {*stored} - {*past[-self.depth :]}:  # a later one is of rounds the server lost
+        for path in {*stored} - {
+            *past[-self.depth :]
+        }:  # later ones belong to rounds that the server lost
             path.unlink()
         return {ROUND: torch.tensor(round)}
 
     def get(self, token: Memory) -> Memory:
-        """Return the memory that a round token stands for. Raises `BflError` if it is lost."""
+        """Return the memory of a round token. Raises `BflError` if it cannot be read."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -71,14 +73,14 @@ class MemoryStore:
 
 @attrs.frozen(eq=False)
 class Node:
-    """One client's node; without a store it sends its memories to the server, which keeps them."""
+    """The node of one client; without a store it sends memories to the server, which keeps them."""
 
     client: int
     worker: ClientWorker
     store: MemoryStore | None = None
 
     def answer(self, message: Message) -> Message:
-        """Answer one message; an error in training is an answer, too."""
+        """Answer a message; an error in training is also sent as an answer."""
         kind = message.metadata.message_type.partition(".")[0]
         if kind == IDENTIFY:
             return Message(pack({"client": self.client}), reply_to=message)
@@ -104,7 +106,7 @@ class Node:
         return self.store.get(task.memory) if self.store else task.memory
 
     def _store_memory(self, reply: Reply, task: Task) -> Reply:
-        """Keep the memory of a result on the node, if there is a store."""
+        """Move the memory of a result to the store, if there is one."""
         if self.store is None or not isinstance(reply, LocalResult) or not reply.memory:
             return reply
         memory = {name: tensor[0] for name, tensor in reply.memory.items()}

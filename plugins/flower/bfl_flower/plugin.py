@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.problem.base import Problem
 
-START_TIMEOUT = 300.0  # seconds that a simulation's nodes have to connect
+START_TIMEOUT = 300.0  # seconds until the nodes of a simulation must be connected
 
 
 @component
 class Flower(Engine):
     """Run clients as nodes of Flower's simulation, in `workers` processes of Ray.
 
-    Results equal those of the local engine, which is far faster: use this to find out on one
-    machine whether an experiment will run on Flower's servers and nodes.
+    Results equal those of the local engine, which is much faster: use this one to test on a single
+    machine whether an experiment runs on Flower's servers and nodes.
     """
 
     name = "flower"
@@ -41,7 +41,7 @@ class Flower(Engine):
 
     @contextmanager
     def open(self, problem: Problem, inference: LocalInference, bins: int) -> Iterator[GridSession]:
-        """Start the simulation and stop it at the end."""
+        """Start the simulation, and stop it at the end."""
         if importlib.util.find_spec("ray") is None:
             raise OptionError(
                 "--engine flower: Flower's simulation needs Ray, which is not installed; "

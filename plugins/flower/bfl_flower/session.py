@@ -1,4 +1,4 @@
-"""The server's side: clients as nodes of a Flower grid."""
+"""The server side: clients as nodes of a Flower grid."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["GridSession"]
 
 PAUSE = 0.02  # seconds between two polls for replies
-IDENTIFY_TIMEOUT = 60.0  # seconds that a new node has to say which client it holds
+IDENTIFY_TIMEOUT = 60.0  # seconds until a new node must report its client
 
 
 class GridSession(Session):
-    """Clients on a grid, each of whose nodes holds one client's data and says which.
+    """Clients on a grid whose nodes each hold the data of one client and report its number.
 
-    What the server stores as a client's memory is what the node sends: the memory itself in a
-    simulation, a round token where the memory stays on the node.
+    The server stores what nodes send as memories: the memories themselves in a simulation, round
+    tokens if the memories stay on the nodes.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class GridSession(Session):
         self._clients = frozenset(clients)
         self._timeout = timeout
         self._nodes: dict[int, int] = {}  # client -> node
-        self._known: set[int] = set()  # nodes that said which client they hold
+        self._known: set[int] = set()  # nodes that reported their client
         self._memories: dict[int, Mapping[str, Tensor]] = {}
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The clients' memories, or the tokens that stand for them."""
+        """The clients' memories, or their round tokens."""
         return self._memories
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
@@ -56,7 +56,7 @@ class GridSession(Session):
     def wait_for(self, count: int, seconds: float) -> list[int]:
         """Wait until `count` clients' nodes are connected; return the connected clients.
 
-        Raises `RoundError` when they do not connect in time.
+        Raises `RoundError` if they do not connect in time.
         """
         end = time.monotonic() + seconds
         while len(self._update_registry()) < count:
@@ -111,7 +111,7 @@ class GridSession(Session):
                 yield ClientError(client, task.stage_name, self._reason(client, reply, nodes))
 
     def _reason(self, client: int, reply: Message | None, nodes: Mapping[int, int]) -> str:
-        """Return why a client gave no answer."""
+        """Return why a client did not answer."""
         if reply is not None:
             return " ".join(reply.error.reason.split()) if reply.error.reason else "its node failed"
         if client not in nodes:
@@ -124,7 +124,7 @@ class GridSession(Session):
         return next((str(number) for number in self._grid.push_messages([message]) if number), "")
 
     def _replies(self, waiting: set[str], end: float | None) -> Iterator[Message]:
-        """Yield replies as they arrive, until all are here or the time is over."""
+        """Yield replies as they arrive, until all have arrived or the time is over."""
         while waiting:
             found = list(self._grid.pull_messages(list(waiting)))
             waiting -= {message.metadata.reply_to_message_id for message in found}
@@ -135,7 +135,7 @@ class GridSession(Session):
                 time.sleep(PAUSE)
 
     def _update_registry(self) -> dict[int, int]:
-        """Return the node of every connected client; ask new nodes which client they hold."""
+        """Return the node of every connected client; ask new nodes for their client."""
         connected = set(self._grid.get_node_ids())
         self._known &= connected
         self._nodes = {c: node for c, node in self._nodes.items() if node in connected}

@@ -1,7 +1,7 @@
-"""Flower's simulation, opened and closed around a run that stays in charge.
+"""Flower's simulation as a context manager.
 
-Flower expects to own the process: it calls a server function with a grid. Here that function hands
-the grid to the run, in another thread, and waits until the run is over.
+Flower expects to control the process: it calls a server function with a grid. Here that function
+runs in another thread, passes the grid to the run, and waits until the run is over.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def simulate_clients(
 
 @contextmanager
 def simulate_nodes(client: ClientApp, nodes: int, workers: int) -> Iterator[Grid]:
-    """Yield the grid of a simulation of `nodes` nodes; it ends with the context."""
+    """Yield the grid of a simulation with `nodes` nodes; it ends with the context."""
     ready: SimpleQueue[Grid | BaseException] = SimpleQueue()
     over = threading.Event()
     server = ServerApp()
@@ -81,7 +81,7 @@ def simulate_nodes(client: ClientApp, nodes: int, workers: int) -> Iterator[Grid
 
 
 def _first(ready: SimpleQueue[Grid | BaseException], thread: threading.Thread) -> Grid:
-    """Wait for the grid. Raises `RunError` when the simulation ends without giving one."""
+    """Wait for the grid. Raises `RunError` if the simulation ends without one."""
     while True:
         try:
             found = ready.get(timeout=1)
@@ -108,7 +108,7 @@ def _backend(workers: int) -> BackendConfig:
 
 
 def _client_app(file: str) -> ClientApp:
-    """Return the app that Ray's processes run; what it holds is pickled with every message."""
+    """Return the app that Ray's processes run; its contents are pickled with every message."""
     app = ClientApp()
     answer = partial(_answer, file)
     for register in (app.train(), app.evaluate(), app.query()):
@@ -125,6 +125,6 @@ def _answer(file: str, message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=1)
 def _worker(file: str) -> ClientWorker:
-    """Read what the run wrote for its workers, once per process; tensors stay in the file."""
+    """Load the worker of this process, once; its tensors are memory-mapped."""
     worker: ClientWorker = torch.load(file, weights_only=False, mmap=True)
     return worker

@@ -1,7 +1,7 @@
 """The wire format: tensors as Flower's arrays, everything else as one JSON text.
 
-Nothing is ever unpickled: an array is in numpy's own format without objects. A message may come
-from anybody; one that does not have the right form raises `MalformedError`.
+Nothing is ever unpickled: arrays are in numpy's format without objects. Messages are not trusted;
+a malformed one raises `MalformedError`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MalformedError(BflError):
 
 
 def pack(fields: Mapping[str, Any], tensors: Tensors | None = None) -> RecordDict:
-    """Return a message's content."""
+    """Return the content of a message."""
     arrays = {
         name: Array(tensor.detach().cpu().numpy()) for name, tensor in (tensors or {}).items()
     }
@@ -43,7 +43,7 @@ def pack(fields: Mapping[str, Any], tensors: Tensors | None = None) -> RecordDic
 def unpack(
     content: RecordDict, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `pack` was given, the tensors on `device`. Raises `MalformedError`."""
+    """Return the arguments of `pack`, with tensors on `device`. Raises `MalformedError`."""
     try:
         fields = json.loads(content.config_records["fields"]["json"])  # type: ignore[arg-type]
         arrays = content.array_records["tensors"]
@@ -92,7 +92,7 @@ class Task:
         return pack({"shared": reply.shared is not None, "curves": curves}, _of_sums(reply))
 
     def read(self, content: RecordDict) -> list[Reply]:
-        """Return the answer that `answer` wrote; a malformed one becomes the client's error."""
+        """Read the content written by `answer`; if malformed, return a `ClientError`."""
         try:
             fields, tensors = unpack(content, self.broadcast.start.mean.device)
             if "error" in fields:
@@ -109,7 +109,7 @@ class Task:
 
     @property
     def stage_name(self) -> str:
-        """The stage as errors call it."""
+        """Name of the stage in errors."""
         return "fit" if self.stage == FIT else "evaluate"
 
     def _result(self, fields: Mapping[str, Any], tensors: Tensors) -> LocalResult:

@@ -1,1 +1,1 @@
-"""SuPerFed: a federated and a local model, and every model on the segment between them."""
+"""SuPerFed: a federated and a local model, and the mixtures of both."""

@@ -1,6 +1,6 @@
 """Training at random mixtures of two models (SuPerFed, eq. 3 and Algorithm 1).
 
-`Objective.gradients` is eq. 3 as the paper has it; `train` follows the same gradients, to rounding,
+`Objective.gradients` are those of eq. 3 as in the paper; `train` computes the same up to rounding,
 with fewer passes over the parameters.
 """
 
@@ -26,18 +26,18 @@ else:
 
 __all__ = ["Objective", "cosine_gradients", "draw_lambdas", "train"]
 
-COSINE = ((-2.0, 2.0), (2.0, -2.0))  # signs and factor of the gradients of cos^2
-FLOOR = 1e-30  # of a squared norm; far below any that float32 weights of a network have
+COSINE = ((-2.0, 2.0), (2.0, -2.0))  # coefficients in the gradients of cos^2
+FLOOR = 1e-30  # lower bound on squared norms, far below those of float32 networks
 
 
 @attrs.frozen(slots=False)
 class Objective:
-    """What a client minimises (eq. 3) over w_f and w_l, at a fresh lambda per minibatch.
+    """The objective of a client (eq. 3) in w_f and w_l, with a new lambda per minibatch.
 
     NLL(W(lambda)) + mu prox(w_f, w_g) + nu cos(w_f, w_l)^2 + decay/2 (|w_f|^2 + |w_l|^2) with
     W(lambda) = (1 - lambda) w_f + lambda w_l. `prox` is ``squared`` (half the squared distance) or
-    ``norm`` (the sum over tensors of distances); `mixing` says whether one lambda serves the whole
-    ``model`` or each ``layer`` has its own.
+    ``norm`` (the sum over tensors of distances); `mixing` is ``model`` (one lambda) or ``layer``
+    (a lambda per layer).
     """
 
     layout: Layout
@@ -49,7 +49,7 @@ class Objective:
 
     @cached_property
     def layers(self) -> dict[str, slice]:
-        """The slices of the parameters that share a lambda."""
+        """The slices of parameters with a common lambda."""
         if self.mixing == "model":
             return {"": slice(0, self.layout.total)}
         layers: dict[str, slice] = {}
@@ -59,7 +59,7 @@ class Objective:
         return layers
 
     def gradients(self, w_f: Tensor, w_l: Tensor, w_g: Tensor, lam: Tensor, g: Tensor) -> Tensor:
-        """Return the gradients in w_f and w_l ``[k, 2, P]`` from the loss's `g` at W(lambda).
+        """Return the gradients for w_f and w_l ``[k, 2, P]``, given the loss's `g` at W(lambda).
 
         All arguments are ``[k, P]``.
         """
@@ -70,7 +70,7 @@ class Objective:
         return torch.stack([d_f, d_l], dim=1)
 
     def prox_gradient(self, shift: Tensor) -> Tensor:
-        """Return the gradient of prox at `shift` = w_f - w_g ``[k, P]``; 0 where they agree."""
+        """Return the gradient of prox at `shift` = w_f - w_g ``[k, P]`` (0 at a shift of 0)."""
         if self.prox == "squared":
             return shift
         pieces = shift.split(self.layout.sizes, dim=1)
@@ -78,7 +78,7 @@ class Objective:
 
 
 def cosine_gradients(w_f: Tensor, w_l: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of cos(w_f, w_l)^2 in w_f and in w_l ``[k, P]``; 0 if a norm is 0.
+    """Return the gradients of cos(w_f, w_l)^2 for w_f and w_l ``[k, P]`` (0 if a norm is 0).
 
     d cos / d w_f = (u_l - cos u_f) / |w_f| with the unit vectors u.
     """
@@ -108,9 +108,9 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Return w_f and w_l ``[K, 2, P]`` after a round from w_g and w_l, and the loss ``[K]``.
 
-    Every minibatch steps along `Objective.gradients` at a fresh lambda. They are linear in the
-    rows w_f, w_l, g and w_g of one stack ``[K, 4, P]``: one product C @ stack per layer, with C
-    ``[2, 4]``, takes the place of a dozen passes over the parameters.
+    Each minibatch takes a step on `Objective.gradients` at a new lambda. These are linear in the
+    rows w_f, w_l, g and w_g of one stack ``[K, 4, P]``, so one product C @ stack per layer, with C
+    ``[2, 4]``, replaces a dozen passes over the parameters.
     """
     stack = torch.stack([server, local, torch.zeros_like(server), server], dim=1)
     mixture, loss = torch.empty_like(server), server.new_zeros(len(server))
@@ -121,7 +121,7 @@ def train(
     push = objective.nu * local.new_tensor(COSINE)
     plan = zip(batches(inference, cohort), lambdas, _terms(objective, lambdas), strict=True)
     for k, group in groupby(plan, lambda step: len(step[0].sizes)):
-        # Made once for all steps that the same clients take: on a CPU, views cost time.
+        # Views are created once per group of steps with the same clients: on a CPU they cost time.
         known, mixed, buffer, total = stack[:k], mixture[:k], descent.buffer[:k], loss[:k]
         w, g = known[:, :2], known[:, 2]
         mixings = [(known[:, 0, at], known[:, 1, at], mixed[:, at]) for at in layers]
@@ -143,10 +143,10 @@ def train(
 
 
 class _Descent:
-    """The update of models ``[K, 2, P]`` in place, from a `buffer` to which gradients are added.
+    """An in-place update of models ``[K, 2, P]``, from gradients that are added to `buffer`.
 
-    For SGD the buffer is its momentum, of which a part `keeps` remains when a gradient is added;
-    for other rules it is the gradient. A client that has taken all its steps is left out.
+    For SGD the buffer is the momentum, multiplied by `keeps` before a gradient is added; for other
+    rules it is the gradient. Clients that have taken all their steps are left out.
     """
 
     def __init__(self, inference: GradientInference, cohort: Cohort, models: Tensor) -> None:
@@ -160,7 +160,7 @@ class _Descent:
             self._rule = inference.update_rule(self._copy, cohort)
 
     def step(self, models: Tensor, buffer: Tensor) -> None:
-        """Take one step: `models` and `buffer` ``[k, 2, P]`` are the first k clients'."""
+        """Take one step; `models` and `buffer` ``[k, 2, P]`` belong to the first k clients."""
         if self._rule is None:
             models.add_(buffer, alpha=-self._lr)
         else:
@@ -169,7 +169,7 @@ class _Descent:
 
 
 def _terms(objective: Objective, lambdas: Tensor) -> Tensor:
-    """Return C ``[..., 2, 4]`` for lambdas ``[..., 1]``, without the cosine's terms.
+    """Return C ``[..., 2, 4]`` for lambdas ``[..., 1]``, without the cosine terms.
 
     dL/dw_f = (1 - lambda) g + mu (w_f - w_g) + decay w_f; dL/dw_l = lambda g + decay w_l.
     """
@@ -184,8 +184,8 @@ def _terms(objective: Objective, lambdas: Tensor) -> Tensor:
 def _cosine_terms(models: Tensor, push: Tensor) -> Tensor:
     """Return M ``[k, 2, 2]`` such that M @ models is nu times the gradients of cos(w_f, w_l)^2.
 
-    In w_f that gradient is 2 cos^2 (w_l / w_f.w_l - w_f / |w_f|^2), and alike in w_l: M is
-    `push`, nu times `COSINE`, times cos^2 over the Gram matrix. Where a norm is 0, so is M.
+    The gradient for w_f is 2 cos^2 (w_l / w_f.w_l - w_f / |w_f|^2), for w_l accordingly: M is
+    `push` (nu times `COSINE`) times cos^2, divided by the Gram matrix, and 0 if a norm is 0.
     """
     gram = torch.bmm(models, models.mT)
     safe = gram + FLOOR

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class SuPerFedMM(Method):
-    """Share a model, keep another, and mix them with one random lambda (model mixing)."""
+    """Share one model, keep another, and mix them with a single random lambda."""
 
     name = "superfed-mm"
     reference = "Hahn, Jeong & Lee 2022, Algorithm 1"
-    # Table A1: SGD whose learning rate falls 1 % per round, ten epochs of minibatches of ten.
+    # Table A1: SGD, 1 % learning rate decay per round, ten epochs, batch size ten.
     inference = LowLossSubspace(
         nu=1.0,
         optimiser="sgd",
@@ -34,7 +34,7 @@ class SuPerFedMM(Method):
 
 
 class SuPerFedLM(Method):
-    """Share a model, keep another, and mix them with one random lambda a layer (layer mixing)."""
+    """Share one model, keep another, and mix them with a random lambda per layer."""
 
     name = "superfed-lm"
     reference = "Hahn, Jeong & Lee 2022, Algorithm 1"
@@ -51,6 +51,6 @@ def bfl_inferences() -> Iterator[type[LocalInference]]:
 
 @hookimpl
 def bfl_methods() -> Iterator[type[Method]]:
-    """Yield both ways to mix."""
+    """Yield the methods with model mixing and layer mixing."""
     yield SuPerFedMM
     yield SuPerFedLM

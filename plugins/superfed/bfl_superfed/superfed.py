@@ -1,7 +1,7 @@
-"""SuPerFed: a federated and a local model, connected by a segment of models that all work.
+"""SuPerFed: a federated and a local model, connected by a segment of low loss.
 
-Hahn, Jeong & Lee 2022, Algorithm 1. Every client trains the federated model w_f, which is shared,
-and a local model w_l, which is not, at random mixtures of the two.
+Hahn, Jeong & Lee 2022, Algorithm 1. Every client trains the shared federated model w_f and its own
+local model w_l at random mixtures of the two.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = ["LowLossSubspace", "SegmentMemory", "initial_local_models"]
 
 @attrs.frozen(eq=False, kw_only=True)
 class SegmentMemory(OwnPosterior):
-    """The memory of clients that keep w_l as `own`, and the lambda with which they predict."""
+    """The memory of clients: w_l as `own`, and the lambda for prediction."""
 
     chosen_lambda: Tensor | None = None  # [K]
 
 
 @component
 class LowLossSubspace(GradientInference):
-    """Train a federated and a local model so that every mixture of the two works (eq. 3).
+    """Train a federated and a local model so that all mixtures of the two have low loss (eq. 3).
 
     Minimises NLL(W(lambda)) per sample + mu * prox(w_f, w_g) + nu * cos(w_f, w_l)^2 with
-    W(lambda) = (1 - lambda) w_f + lambda w_l, lambda ~ U(0, 1) drawn anew for every minibatch.
+    W(lambda) = (1 - lambda) w_f + lambda w_l, with a new lambda ~ U(0, 1) for every minibatch.
     """
 
     name = "low-loss-subspace"
@@ -60,20 +60,26 @@ class LowLossSubspace(GradientInference):
 
     mixing: str = option(
         "model",
-        "one lambda for the whole `model`, or one per `layer`",
+        "scope of a lambda: the whole `model` or each `layer`",
         choices=("model", "layer"),
     )
-    mu: float = option(0.01, "pull of the federated model to the server's", at_least=0)
-    nu: float = option(1.0, "push of the two models towards orthogonality", at_least=0)
+    mu: float = option(
+        0.01,
+        "strength of the penalty on the distance of the federated model to the server's",
+        at_least=0,
+    )
+    nu: float = option(
+        1.0, "strength of the penalty on the squared cosine of the two models", at_least=0
+    )
     prox: str = option(
         "squared",
-        "form of the pull: `squared` (half the squared distance) or `norm` (sum over tensors of "
-        "distances)",
+        "penalty weighted by mu: `squared` (half the squared distance) or `norm` (sum over tensors "
+        "of distances)",
         choices=("squared", "norm"),
     )
     start: float = option(
         0.4,
-        "fraction of the rounds after which the local model joins (L; 1 = never)",
+        "fraction of the rounds before the local model is trained (L; 1 = never)",
         at_least=0,
         at_most=1,
     )
@@ -95,33 +101,33 @@ class LowLossSubspace(GradientInference):
     validation_fraction: float = option(
         0.1, "fraction of the training samples held out to choose lambda", above=0, below=1
     )
-    weight_decay: float = option(0.0, "strength of the quadratic pull to zero", at_least=0)
+    weight_decay: float = option(0.0, "strength of the quadratic penalty around zero", at_least=0)
 
     def initial(self, problem: Problem) -> Posterior:
         """Return the network's random initialisation as a point."""
         return Point(problem.initial)
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return the memory of a client without a local model yet."""
+        """Return the memory of a client that does not have a local model yet."""
         none = OwnPosterior.empty(self.initial(problem))
         return super().initial_memory(problem) | none.pack()
 
     def objective(self, problem: Problem) -> Objective:
-        """Return eq. 3 with the options' values."""
+        """Return the objective (eq. 3) for these options."""
         return Objective(
             problem.layout, self.mixing, self.mu, self.nu, self.prox, self.weight_decay
         )
 
     def personalises(self, problem: Problem, round: int) -> bool:
-        """Return whether the local model takes part in a round (counted from 0).
+        """Return whether the local model is trained in a round (counted from 0).
 
-        It does from round floor(L R) on; where R is not known, from the first.
+        It is from round floor(L R) on, or from the first round if R is unknown.
         """
         begin = math.floor(self.start * problem.rounds + 1e-9)  # 0.29 * 100 is 28.999...
         return self.start < 1 and round >= begin
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Train both models, or the federated one alone before personalisation starts."""
+        """Train both models, or only the federated one before personalisation starts."""
         server = join_personal(problem, broadcast.start, cohort).mean
         seen = self.hold_out(problem, cohort)[0]
         if not self.personalises(problem, broadcast.round):
@@ -136,7 +142,7 @@ class LowLossSubspace(GradientInference):
     def descend_alone(
         self, problem: Problem, cohort: Cohort, server: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Train w_f ``[K, P]`` at lambda = 0: FedAvg, or FedProx where mu > 0."""
+        """Train w_f ``[K, P]`` at lambda = 0: FedAvg, or FedProx if mu > 0."""
         objective, differentiate = self.objective(problem), Gradient(problem)
 
         def loss_and_gradient(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -151,9 +157,9 @@ class LowLossSubspace(GradientInference):
         return descend(self, problem, cohort, server, loss_and_gradient)
 
     def hold_out(self, problem: Problem, cohort: Cohort) -> tuple[Cohort, list[Tensor]]:
-        """Divide each client's samples: a cohort to train on, and the rows ``[V]`` that validate.
+        """Split each client's samples into a training cohort and the rows ``[V]`` for validation.
 
-        The division is the same in every round. Nothing is held out where no lambda is chosen.
+        The split is the same in every round. Nothing is held out unless lambda is validated.
         """
         if self.lambda_selection != "validation" or self.start == 1:
             return cohort, [torch.empty(0, dtype=torch.int64)] * len(cohort.sizes)
@@ -171,7 +177,7 @@ class LowLossSubspace(GradientInference):
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Choose lambda; novel clients first train a round with a local model begun at w_g."""
+        """Choose lambda; novel clients first train for a round, with w_l starting from w_g."""
         if cohort.novel:
             server = join_personal(problem, broadcast.start, cohort)
             begun = keep_own(cohort.memory, server.map(torch.clone))
@@ -183,7 +189,7 @@ class LowLossSubspace(GradientInference):
         return {**cohort.memory, **chosen.pack()}
 
     def validate(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Tensor:
-        """Return the lambda that each client's held-out samples choose ``[K]``."""
+        """Return the lambda ``[K]`` chosen on each client's held-out samples."""
         w_f, w_l = _ends(problem, broadcast, cohort)
         chosen = w_f.new_full((len(w_f),), self.fixed_lambda)
         for row, held in enumerate(self.hold_out(problem, cohort)[1]):
@@ -196,7 +202,7 @@ class LowLossSubspace(GradientInference):
     def predict(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Predictive:
-        """Predict with each client's lambda (S = 1), or with all lambdas of the prior (S = 11)."""
+        """Predict with each client's lambda (S = 1), or with all those of the ensemble (S = 11)."""
         w_f, w_l = _ends(problem, broadcast, cohort)
         chosen = SegmentMemory.unpack(cohort.memory, Point).chosen_lambda
         if self.lambda_selection == "ensemble":
@@ -210,7 +216,7 @@ class LowLossSubspace(GradientInference):
     def curves(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
     ) -> Mapping[str, Mapping[float, Predictive]]:
-        """Predict with every lambda of the grid."""
+        """Predict with each lambda of the grid."""
         w_f, w_l = _ends(problem, broadcast, cohort)
         return {
             "lambda": {
@@ -222,13 +228,13 @@ class LowLossSubspace(GradientInference):
     def landmarks(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Return the ends of the segment."""
+        """Return the ends of the segment, w_f and w_l ``[K, P]``."""
         w_f, w_l = _ends(problem, broadcast, cohort)
         return {"federated": w_f, "local": w_l}
 
 
 def initial_local_models(problem: Problem, cohort: Cohort) -> Tensor:
-    """Return w_l ``[K, P]`` as a round begins: a client's own, or else its random start."""
+    """Return w_l ``[K, P]`` at the start of a round: from memory, or else random."""
     memory = OwnPosterior.unpack(cohort.memory, Point)
     if memory.own is None or memory.started is None:
         raise KeyError("the clients' memory has no local models")
@@ -243,10 +249,10 @@ def initial_local_models(problem: Problem, cohort: Cohort) -> Tensor:
 
 
 def _random_start(problem: Problem, client: int) -> Tensor:
-    """Return the elements of each initial tensor in another order ``[P]``.
+    """Return a random initialisation ``[P]``: the elements of each initial tensor, permuted.
 
     Elements of a random initialisation are exchangeable, so this is a draw from the same
-    distribution, whatever it was, without PyTorch's global generator.
+    distribution without PyTorch's global generator.
     """
     noise = _stream(problem, client, "local model")
     pieces = problem.initial.split(problem.layout.sizes)
@@ -254,10 +260,12 @@ def _random_start(problem: Problem, client: int) -> Tensor:
 
 
 def _stream(problem: Problem, client: int, purpose: str) -> torch.Generator:
-    return stream(problem.seed, SERVER, client, purpose)  # of no round: drawn once per run
+    return stream(
+        problem.seed, SERVER, client, purpose
+    )  # independent of the round: drawn once per run
 
 
 def _ends(problem: Problem, broadcast: Broadcast, cohort: Cohort) -> tuple[Tensor, Tensor]:
-    """Return w_f and w_l ``[K, P]``; a client without a local model has w_f twice."""
+    """Return w_f and w_l ``[K, P]``; for a client without a local model, w_f twice."""
     federated = join_personal(problem, broadcast.start, cohort)
     return federated.mean, client_posterior(problem, broadcast, cohort).mean

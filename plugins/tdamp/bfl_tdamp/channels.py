@@ -1,7 +1,7 @@
-"""The nonlinear channels: what a ReLU and an observation say about a Gaussian variable.
+"""The nonlinear channels: moments of a Gaussian variable given a ReLU or an observation.
 
 Notation of Xu et al. 2024, appendix A: z ~ N(p, V) before, S = (E z - p) / V its residual and
-U = (1 - Var z / V) / V its precision after. Everything is elementwise, in float32 as in float64.
+U = (1 - Var z / V) / V its precision after. All functions are elementwise, in float32 or float64.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
-# Below -TAIL the quotients come from their series: in the dtype's own digits they cancel.
+# Below -TAIL, quotients are computed from series, since they would cancel in the dtype.
 TAIL = {torch.float32: 8.0, torch.float64: 30.0}
-NODES = 32  # of the Gauss-Hermite quadrature of class probabilities
+NODES = 32  # nodes of the Gauss-Hermite quadrature for class probabilities
 
 
 class Normal(NamedTuple):
-    """Of a standard normal t and a bound: P(t < alpha), its logarithm, and the truncated moments.
+    """P(t < alpha) for a standard normal t, its logarithm, and the truncated moments.
 
     `ratio` phi / Phi, `excess` E[alpha + t | t > -alpha], `variance` Var[t | t > -alpha].
     """
@@ -53,11 +53,11 @@ class Residual(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The message of observations: S and U of the outputs, and statistics per sample ``[K, B]``.
+    """The message of observations: S and U ``[K, B, C]``, and statistics per sample ``[K, B]``.
 
     `nll` in nats; the noise is estimated from `residuals`. Regression: `residual`, the expected
-    square of y - z. Classification: `margin` and `margin_square`, mean and mean square of z_c - z_y
-    over the classes c other than y.
+    square of y - z. Classification: `margin` and `margin_square`, the mean and mean square of
+    z_c - z_y over the classes c other than y.
     """
 
     s: Tensor
@@ -67,10 +67,10 @@ class Output(NamedTuple):
 
 
 def normal(alpha: Tensor, logs: bool = True) -> Normal:
-    """Return what the channels need of the standard normal at `alpha`, tails included.
+    """Return functions of the standard normal at `alpha`, accurate in the tails.
 
-    Without `logs` the logarithm is left out where it costs an evaluation (`log_cdf` is `cdf`).
-    The tail is the series of Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
+    Without `logs` the logarithm is not computed (`log_cdf` is `cdf`). The tail uses the series of
+    Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
     """
     cut = TAIL[alpha.dtype]
     body = alpha.clamp(-cut, 1e4)
@@ -95,7 +95,7 @@ def normal(alpha: Tensor, logs: bool = True) -> Normal:
 
 
 class Rectified(NamedTuple):
-    """Moments of max(0, z) for z ~ N(p, V), and what the backward pass needs.
+    """Moments of max(0, z) for z ~ N(p, V), and intermediate values for the backward pass.
 
     `p`, `before` (V) and its root `deviation` are those of z; `below` is `normal` of
     -p / deviation, the branch z < 0; `mean` and `variance` are those of max(0, z).
@@ -133,7 +133,7 @@ def relu_backward(z: Rectified, field: Tensor, precision: Tensor) -> Residual:
     m = p + shift
     width = narrow.sqrt()
     above = normal(m / width)
-    # log of the evidence for z > 0 over that for z < 0
+    # log of the ratio of the evidence for z > 0 to that for z < 0
     gain = 0.5 * (shift * (m + p) / narrow + p.square() * precision) - 0.5 * d.log()
     upper = (above.log_cdf - below.log_cdf + gain).sigmoid()
     lower = 1 - upper
@@ -156,8 +156,9 @@ def gaussian_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Ou
 def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Output:
     """Return the message of labels `y` ``[K, B]`` to logits ``[K, B, C]``.
 
-    The likelihood is prod over c != y of Phi((z_y - z_c) / sqrt(noise)) (eq. 6): messages from
-    each rival to z_y, then to each rival from z_y without its own (appendix A-2, corrected).
+    The likelihood is prod over c != y of Phi((z_y - z_c) / sqrt(noise)) (eq. 6): messages go from
+    each rival class to z_y, then to each rival from z_y without its own message (appendix A-2,
+    corrected).
     """
     at = y[..., None]
     own = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, at, True)
@@ -187,11 +188,11 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
 
 
 def probit_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-    """Return class probabilities of logits N(p, V) ``[..., C]`` under the probit product.
+    """Return class probabilities ``[..., C]`` of logits N(p, V) under the probit product.
 
-    E over z_c of prod_j Phi((z_c - p_j) / sqrt(noise + V_j)), by quadrature, over the sum of all.
+    E over z_c of prod_j Phi((z_c - p_j) / sqrt(noise + V_j)), by quadrature, then normalised.
     """
-    nodes, weights = (p.new_tensor(part) for part in np.polynomial.hermite_e.hermegauss(NODES))
+    nodes, weights = map(p.new_tensor, np.polynomial.hermite_e.hermegauss(NODES))
     weights = weights / weights.sum()
     deviation = (noise + variance).sqrt()
     found = torch.empty_like(p)

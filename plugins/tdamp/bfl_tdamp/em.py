@@ -22,12 +22,12 @@ else:
 
 __all__ = ["EMGroupSparse", "balance", "best_noise", "loss_without", "prune"]
 
-TINY = 1e-30  # keeps 0 / 0 a zero
-NOISE = (1e-3, 1e3)  # variances the noise of classes is kept within
-SMALLEST = 1e-6  # noise variance of a regression
+TINY = 1e-30  # so that 0 / 0 gives 0
+NOISE = (1e-3, 1e3)  # bounds on the noise variance of a classification
+SMALLEST = 1e-6  # lower bound on the noise variance of a regression
 EULER = 0.5772156649
-# F(m) = argmax_v E log Phi(-x / sqrt v), x a minimum Gumbel of location m and scale 1. It is
-# infinite from Euler's constant on: beyond the last location the noise is left alone.
+# F(m) = argmax_v E log Phi(-x / sqrt v) for a minimum Gumbel x with location m and scale 1. It is
+# infinite from Euler's constant on: beyond the last location the noise is not updated.
 LOCATIONS = (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.75, -0.5, -0.25, 0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5)
 BEST = (
     *(3.724e-4, 1.0201e-3, 2.8096e-3, 7.8156e-3, 0.022142, 0.0649, 0.20324, 0.37615, 0.73288),
@@ -44,18 +44,18 @@ class EMGroupSparse(HyperUpdate):
     families = ("bernoulli-gaussian",)
 
     target: float = option(
-        1.0, "fraction of the groups of weights that are kept in the end", above=0, at_most=1
+        1.0, "final fraction of the groups of weights that are kept", above=0, at_most=1
     )
     rho: float = option(
         0.9,
-        "first probability of the groups, where some are to be removed (rho_0)",
+        "initial probability of the groups, if some are to be removed (rho_0)",
         above=0,
         below=1,
     )
     deadline: int = option(
-        10, "rounds over which the other groups are removed, few at a time", at_least=1
+        10, "number of rounds over which the other groups are gradually removed", at_least=1
     )
-    learn_noise: bool = option(True, "update the noise variance")
+    learn_noise: bool = option(True, "updates of the noise variance")
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Sum w and w times each moment of the residuals."""
@@ -78,36 +78,37 @@ class EMGroupSparse(HyperUpdate):
 
 
 def loss_without(q: BernoulliGaussian, first: Tensor) -> Tensor:
-    """Return what the data lose without each group ``[G]``, in nats: sum of Lambda mu^2 / 2.
+    """Return the increase of the loss without each group ``[G]``, in nats: sum of Lambda mu^2 / 2.
 
-    Lambda is the precision that the data, counted once, have added to `first` ``[P]`` (the saliency
-    of LeCun et al. 1990, eq. 5). Log-odds rank the groups, too, but many end at +-50.
+    Lambda is the precision that the data, counted once, add to `first` ``[P]`` (the saliency of
+    LeCun et al. 1990, eq. 5). Log-odds also rank the groups, but many end at +-50.
     """
     data = 1 / q.once(first).slab_variance - 1 / first
     return 0.5 * q.per_group(q.slab_mean.square() * data)
 
 
 def balance(q: BernoulliGaussian, loss: Tensor) -> Tensor:
-    """Divide every group's `loss` ``[G]`` by the root of the mean over its matrix's kept groups.
+    """Divide each group's `loss` ``[G]`` by the root of the mean over kept groups of its matrix.
 
-    Each alone, many inputs that say much the same are worth little: by the plain loss a matrix of
-    them may lose nearly all. By its share of the mean, a matrix of few groups would.
+    Each of many redundant inputs has a small loss: by the plain loss, a matrix of them may lose
+    nearly all its groups. By the loss divided by the mean, a matrix of few groups would.
     """
     kept = q.log_odds > -CERTAIN
-    parts = [
-        part / part[alive].mean().clamp_min(TINY).sqrt() if bool(alive.any()) else part
-        for part, alive in zip(q.by_matrix(loss), q.by_matrix(kept), strict=True)
+    scaled = [
+        losses / losses[alive].mean().clamp_min(TINY).sqrt() if bool(alive.any()) else losses
+        for losses, alive in zip(q.by_matrix(loss), q.by_matrix(kept), strict=True)
     ]
-    return torch.cat(parts)
+    return torch.cat(scaled)
 
 
 def prune(
     hyper: EMGroupSparse, q: BernoulliGaussian, loss: Tensor, rounds: int
 ) -> BernoulliGaussian:
-    """Open the odds of certain groups, then remove those of least `loss` ``[G]`` round by round.
+    """Reset the odds of certain groups, then remove those with the least `loss` ``[G]``.
 
-    After `rounds` the share target^(rounds / deadline) is left, and from the deadline on exactly
-    the target, for good. What the data removed comes back only then, and if too few are left.
+    After `rounds` rounds the fraction target^(rounds / deadline) is left, and from the deadline on
+    exactly the target, for good. Groups that the data removed return only then, and only if too few
+    are left.
     """
     log_odds, target = q.log_odds, round(hyper.target * q.log_odds.numel())
     left = int((log_odds > 0).sum())
@@ -128,10 +129,10 @@ def prune(
 
 
 def _update_noise(noise: float, moments: dict[str, float]) -> float:
-    """Return the noise variance that explains the last sweep's residuals.
+    """Return the noise variance that fits the residuals of the last sweep.
 
     Regression: E (y - z)^2. Classification: a minimum Gumbel, density exp(t - e^t) of
-    t = (x - alpha)/beta, is matched to x = z_c - z_y; half a step is taken to its best variance.
+    t = (x - alpha)/beta, is fitted to x = z_c - z_y; the noise goes halfway to its best variance.
     """
     if "residual" in moments:
         return min(max(moments["residual"], SMALLEST), NOISE[1])
@@ -146,7 +147,7 @@ def _update_noise(noise: float, moments: dict[str, float]) -> float:
 
 
 def best_noise(location: float) -> float | None:
-    """Return F(location), log-linear between the tabulated ones; None where it is unbounded."""
+    """Return F(location), log-linearly interpolated; None where it is infinite."""
     if location > LOCATIONS[-1]:
         return None
     return float(np.exp(np.interp(location, LOCATIONS, np.log(BEST))))

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Pruned", "input_image", "pruned"]
 
-KEPT = 0.5  # smallest probability of a group that is kept
-REPEATS = 50  # forward passes that are timed
+KEPT = 0.5  # smallest probability of a group to keep
+REPEATS = 50  # number of timed forward passes
 
 
 @attrs.frozen(eq=False)
 class Pruned:
     """A network of posterior means without the removed neurons.
 
-    `inputs` ``[N]`` are the positions in the flattened input that the network reads, `widths` the
+    `inputs` ``[N]`` are the positions that the network reads in the flattened sample, `widths` the
     sizes of its layers, inputs first.
     """
 
@@ -47,7 +47,7 @@ class Pruned:
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     def seconds(self, x: Tensor) -> float:
-        """Return the median time of a forward pass over complete samples `x`."""
+        """Return the median seconds of a forward pass over complete samples ``[B, ...]``."""
         times = []
         with torch.no_grad():
             for _ in range(REPEATS):
@@ -61,16 +61,16 @@ def pruned(problem: Problem, posterior: Posterior) -> Pruned:
     """Return the smaller network of a fused posterior ``[P]``.
 
     Its outputs are those of the posterior means. Removing a group removes a column of its layer and
-    the row of the layer before that feeds it.
+    the corresponding row of the layer before.
     """
     net = layers(problem, own(posterior).map(lambda tensor: tensor[None]), chain(problem))
     keep = [(layer.log_odds[0].sigmoid() >= KEPT).nonzero()[:, 0] for layer in net]
     rows = [*keep[1:], torch.arange(net[-1].weights.mean.shape[1], device=keep[0].device)]
-    parts: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for layer, columns, row in zip(net, keep, rows, strict=True):
-        parts += [_linear(layer, columns, row), nn.ReLU()]
+        modules += [_linear(layer, columns, row), nn.ReLU()]
     widths = (*(len(columns) for columns in keep), len(rows[-1]))
-    return Pruned(nn.Sequential(*parts[:-1]).requires_grad_(False), keep[0], widths)
+    return Pruned(nn.Sequential(*modules[:-1]).requires_grad_(False), keep[0], widths)
 
 
 def _linear(layer: Layer, columns: Tensor, rows: Tensor) -> nn.Linear:
@@ -88,7 +88,7 @@ def _linear(layer: Layer, columns: Tensor, rows: Tensor) -> nn.Linear:
 def input_image(model: Pruned, shape: Sequence[int], path: Path) -> None:
     """Draw which pixels of images of `shape` ``[C, H, W]`` the network reads, as a PNG at `path`.
 
-    Brightness is the share of a pixel's channels that are read.
+    Brightness is the fraction of a pixel's channels that it reads.
     """
     from matplotlib.figure import Figure
 

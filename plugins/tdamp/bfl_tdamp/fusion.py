@@ -1,8 +1,8 @@
 """The normalised weighted geometric mean of Bernoulli-Gaussian posteriors, as sums.
 
 Per group: q(w) ~ prod_k [rho_k N(w; mu_k, s_k) + (1 - rho_k) delta(w)]^{a_k}, sum a_k = 1
-(Xu et al. 2024, eq. 11). Both parts keep their form; the Gaussian part's normaliser C enters the
-odds:
+(Xu et al. 2024, eq. 11). Both components keep their form; the normaliser C of the Gaussian one
+enters the odds:
 
     1/s = sum a_k / s_k,  mu = s sum a_k mu_k / s_k,  logit rho = sum a_k logit rho_k + log C,
     log C = sum over the group of [log s - sum a_k log s_k - sum a_k (mu_k - mu)^2 / s_k] / 2.
@@ -27,24 +27,26 @@ else:
 
 __all__ = ["GeometricMean"]
 
-CONSTANTS = ("centre", *NUMBERS)  # the same at every client that takes part
+CONSTANTS = ("centre", *NUMBERS)  # the same at all clients of a round
 
 
 @component
 class GeometricMean(AdditiveAggregator):
     """Fuse by the normalised weighted geometric mean of the posteriors.
 
-    Precisions, precision-weighted means and log-odds are averaged; where clients disagree, the
-    normaliser lowers the odds of a group.
+    Precisions, precision-weighted means and log-odds are averaged; disagreement between clients
+    lowers the odds of a group through the normaliser.
     """
 
     name = "geometric-mean"
-    reference = "Xu et al. 2024, eq. 11-14 (with means and variances of eq. 14 in their places)"
+    reference = (
+        "Xu et al. 2024, eq. 11-14 (with the means and variances of eq. 14 in the right places)"
+    )
     families = ("bernoulli-gaussian",)
     tags = frozenset({"pools", "additive"})
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum w, w / s, w d / s, w log-odds and the normalisers' terms; d = mu - prior mu."""
+        """Sum w, w / s, w d / s, w log-odds and terms of the normaliser; d = mu - prior mu."""
         q, origin = cast("BernoulliGaussian", posteriors), cast("BernoulliGaussian", prior)
         w = weights.double()
         precision = 1 / q.slab_variance
@@ -60,7 +62,7 @@ class GeometricMean(AdditiveAggregator):
         }
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Divide by the sum of weights and normalise."""
+        """Divide by the sum of weights, and normalise."""
         origin, weight = cast("BernoulliGaussian", prior), total["weight"]
         variance = weight / total["precision"]
         shift = total["shift"] / total["precision"]
@@ -69,7 +71,7 @@ class GeometricMean(AdditiveAggregator):
             - total["normaliser"] / weight
         )
         log_odds = total["log_odds"] / weight
-        # What every client holds for certain is not up for disagreement.
+        # Groups that all clients keep for certain are not affected by disagreement.
         log_odds = torch.where(
             log_odds >= CERTAIN * (1 - 1e-6), log_odds, log_odds + log_c.clamp_max(0)
         )

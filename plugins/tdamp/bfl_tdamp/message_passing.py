@@ -1,9 +1,9 @@
 """One minibatch of TDAMP for a whole cohort (Xu et al. 2024, section IV and Algorithm 1).
 
 Module A, deep approximate message passing: moments go forward through the network, messages come
-back, and every layer's weights are updated as if they were independent. Module B: the messages of
-a group's weights are combined with its prior odds. PasP: the posterior becomes the prior of the
-next minibatch. Messages are not kept from one minibatch to the next.
+back, and the weights of every layer are updated as if they were independent. Module B: the messages
+of a group's weights are combined with its prior odds. PasP: the posterior becomes the prior of the
+next minibatch. Messages are not kept between minibatches.
 
 Notation: z = W (u - a) + b are a layer's pre-activations, a its centre, z ~ N(p, V) before the
 observations are known. A message is the residual S = (E z - p) / V and the precision
@@ -35,19 +35,19 @@ else:
 
 __all__ = ["Forward", "State", "forward_pass", "module_b", "own", "pass_messages", "temper"]
 
-TINY = 1e-30  # keeps 0 / 0 a zero
+TINY = 1e-30  # so that 0 / 0 gives 0
 SMALLEST_VARIANCE = 1e-8  # of a pre-activation
 
-# Returns the messages of observations: of p, V ``[K, B, C]``, targets and the noise ``[K, 1, 1]``.
+# From p and V ``[K, B, C]``, targets and noise ``[K, 1, 1]`` to the messages of the observations.
 Channel = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Output"]
 
 
 @attrs.frozen(eq=False)
 class State:
-    """K clients' networks between two minibatches: views of flat tensors, changed in place.
+    """The networks of K clients between two minibatches: views of flat tensors, changed in place.
 
-    Per layer: its posterior, the `velocities` of its slabs' means, and the variances of the round's
-    `prior`. `noise` ``[K, 1, 1]`` is the variance of the observations.
+    For each layer: its posterior, the `velocities` of its slabs' means, and the variances of the
+    round's `prior`. `noise` ``[K, 1, 1]`` is the variance of the observations.
     """
 
     net: list[Layer]
@@ -64,7 +64,7 @@ class State:
         velocity: Tensor,
         prior: BernoulliGaussian,
     ) -> State:
-        """Divide `posterior`, `velocity` and `prior` ``[K, P]`` into the layers in `order`."""
+        """Split `posterior`, `velocity` and `prior` ``[K, P]`` into the layers in `order`."""
         return cls(
             layers(problem, posterior, order),
             blocks(problem, velocity, order),
@@ -84,7 +84,7 @@ class State:
 
 @attrs.frozen(eq=False)
 class Forward:
-    """What a layer's forward pass computed ``[K, B, ...]``, kept for the backward pass."""
+    """Results of a layer's forward pass ``[K, B, ...]`` that the backward pass needs."""
 
     inputs: Tensor  # mean minus centre
     squares: Tensor  # of `inputs`
@@ -96,11 +96,11 @@ class Forward:
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """Module A's posterior of a layer's slabs, and the share of the change that is made.
+    """Module A's posterior of a layer's slabs, and the step lengths of the change.
 
-    `weights`, `bias`: change of the mean mu+ - mu, and variance v+. `step` ``[k, M]`` is the row's
-    step length; `moved` ``[k, B, M]`` is what the step does to the pre-activations and `cost`
-    ``[k, M]`` what the prior charges for it.
+    `weights` and `bias` are the change of the mean mu+ - mu, and the variance v+. `step` ``[k, M]``
+    are the step lengths of rows, `moved` ``[k, B, M]`` the resulting change of the pre-activations,
+    and `cost` ``[k, M]`` its cost under the prior.
     """
 
     weights: Slab
@@ -116,7 +116,7 @@ class Proposal:
 
 
 def own(posterior: Posterior) -> BernoulliGaussian:
-    """Return the posterior as what the registry has made sure of."""
+    """Return the posterior with its actual type."""
     assert isinstance(posterior, BernoulliGaussian)  # noqa: S101 - the registry admits no other
     return posterior
 
@@ -124,9 +124,9 @@ def own(posterior: Posterior) -> BernoulliGaussian:
 def pass_messages(
     state: State, batch: Batch, channel: Channel, copies: Tensor, momentum: float
 ) -> Output:
-    """Infer the weights from one minibatch; `state` of its k clients is changed in place.
+    """Infer the weights from one minibatch; the `state` of its k clients is changed in place.
 
-    Every sample is counted `copies` ``[k, 1, 1]`` times. Returns what the output channel found.
+    Every sample is counted `copies` ``[k, 1, 1]`` times. Returns the result of the output channel.
     """
     passes = forward_pass(state.net, batch.x.flatten(2))
     output = channel(passes[-1].p, passes[-1].variance, batch.y, state.noise)
@@ -145,7 +145,7 @@ def pass_messages(
 def forward_pass(net: list[Layer], x: Tensor) -> list[Forward]:
     """Propagate means and variances of inputs ``[K, B, N]`` layer by layer (eq. 17-19).
 
-    Inputs are centred: the independent treatment of the weights then costs least.
+    Inputs are centred, which reduces the error of treating the weights as independent.
     """
     passes: list[Forward] = []
     mean, spread = x, None  # of the layer's inputs
@@ -193,12 +193,12 @@ def backward_pass(
 
 
 def weight_update(layer: Layer, forward: Forward, message: Residual) -> Proposal:
-    """Multiply a layer's prior by its messages; choose every row's step length.
+    """Multiply a layer's prior by its messages; choose the step length of every row.
 
     v+ = v / (1 + v Lambda), mu+ = v+ (mu / v + w Lambda + g) with Lambda = U^T u^2, g = S^T u;
-    biases likewise. A row's step maximises its local quadratic along the change: it replaces
-    damping by hand. Tensors ``[k, M, N]`` are reused: apart from the matrix products, passing over
-    them is what a minibatch costs.
+    biases likewise. A row's step length maximises its local quadratic along the change, instead of
+    hand-tuned damping. Tensors ``[k, M, N]`` are reused: after the matrix products, passes over
+    them are the main cost of a minibatch.
     """
     s, u = message
     mu, v = layer.weights
@@ -226,14 +226,14 @@ def _bias_update(bias: Slab, message: Residual) -> Slab:
 
 
 def step_length(passes: list[Forward], proposals: list[Proposal], message: Residual) -> Tensor:
-    """Return the step ``[k]`` of all layers together: rows that move at once may overshoot.
+    """Return a common step length ``[k]`` for all layers: simultaneous row steps may overshoot.
 
     The changes are propagated to the outputs, where `message` is the local quadratic.
     """
     moved = proposals[0].moved
     for forward, before, proposal in zip(passes[1:], passes, proposals[1:], strict=False):
-        slope = 1 - _hidden(before).below.cdf  # P(z > 0)
-        moved = proposal.moved + (moved * slope) @ forward.weights.mT
+        active = 1 - _hidden(before).below.cdf  # P(z > 0)
+        moved = proposal.moved + (moved * active) @ forward.weights.mT
     cost = sum(proposal.cost.sum(1) for proposal in proposals)
     return _maximiser(
         (moved * message.s).sum((1, 2)), cost + (moved.square() * message.u).sum((1, 2))
@@ -253,8 +253,8 @@ def _hidden(forward: Forward) -> Rectified:
 def module_b(layer: Layer, proposal: Slab) -> None:
     """Update the log-odds of every undecided group, in place (eq. 25 and 26, corrected).
 
-    log eta is the evidence for zero over that for the slab, N(0; mu+, v+) / N(0; mu, v), and
-    logit rho+ = logit rho - the sum of log eta over the group. `proposal`: mu+ - mu and v+.
+    eta is the ratio of the evidence for zero to that for the slab, N(0; mu+, v+) / N(0; mu, v), and
+    logit rho+ = logit rho - the sum of log eta over the group. `proposal` is mu+ - mu and v+.
     """
     if layer.decided:
         return
@@ -274,8 +274,8 @@ def posterior_as_prior(
 ) -> None:
     """Make a layer's posterior the prior of the next minibatch, in place (PasP, eq. 27).
 
-    `step` ``[k]`` scales each row's own; the share `momentum` of every move is repeated by the
-    next minibatch.
+    `step` ``[k]`` multiplies the step lengths of rows; the next minibatch repeats the fraction
+    `momentum` of every change.
     """
     lengths = (step[:, None] * proposal.step)[..., None]  # [k, M, 1]
     for slab, velocity, change, length in zip(

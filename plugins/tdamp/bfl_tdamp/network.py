@@ -1,4 +1,4 @@
-"""The network as message passing sees it: linear layers with ReLU between them."""
+"""The form of networks in message passing: linear layers with ReLU between them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Slab(NamedTuple):
 class Layer:
     """One linear layer of K clients: views of their posteriors.
 
-    `weights` are the slabs of ``[K, M, N]`` weights, `bias` those of ``[K, 1, M]`` biases, if there
-    are any; `log_odds` and `centre` are ``[K, N]``.
+    `weights` are the slabs of the weights ``[K, M, N]``, `bias` those of the biases ``[K, 1, M]``
+    if there are any; `log_odds` and `centre` are ``[K, N]``.
     """
 
     weights: Slab
@@ -58,11 +58,11 @@ class Layer:
 
     @property
     def kept(self) -> bool:
-        """Whether every group is kept for good: then rho = 1."""
+        """Whether every group is kept for good (rho = 1)."""
         return bool((self.log_odds >= CERTAIN).all())
 
     def moments(self) -> Slab:
-        """Return mean rho mu and variance of the weights under the group-sparse posterior."""
+        """Return the moments ``[K, M, N]`` of the weights under the group-sparse posterior."""
         if self.kept:
             return self.weights
         rho = self.log_odds.sigmoid()[:, None]
@@ -75,7 +75,7 @@ def chain(problem: Problem) -> list[str]:
     """Return the paths of the linear layers in the order in which they are applied.
 
     Raises `IncompatibleError` unless the network consists of linear layers with ReLU between them:
-    other layers are refused by name, other wiring by comparing outputs on a random sample.
+    other layers are detected by type, other wiring by the outputs on a random sample.
     """
     network, like = problem.network, problem.train.x
     noise = torch.Generator(problem.device).manual_seed(0)
@@ -98,7 +98,7 @@ def chain(problem: Problem) -> list[str]:
 
 
 def _trace(network: nn.Module, sample: Tensor) -> tuple[list[str], Tensor]:
-    """Return the paths of the linear layers as `sample` reaches them, and the outputs."""
+    """Return the paths of the linear layers in the order in which they run, and the outputs."""
     order: list[str] = []
     handles = []
     for path, module in network.named_modules():
@@ -139,14 +139,14 @@ def blocks(problem: Problem, values: Tensor, order: list[str]) -> list[list[Tens
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
 
     def block(name: str) -> Tensor:
-        part = values[:, layout.slices[name]]
-        return part.unflatten(-1, shapes[name]) if len(shapes[name]) == 2 else part[:, None]
+        flat = values[:, layout.slices[name]]
+        return flat.unflatten(-1, shapes[name]) if len(shapes[name]) == 2 else flat[:, None]
 
     return [[block(name) for name in parameter_names(layout, path)] for path in order]
 
 
 def layers(problem: Problem, posterior: BernoulliGaussian, order: list[str]) -> list[Layer]:
-    """Return posteriors ``[K, P]`` as layers: views, so that changing them changes it."""
+    """Return the posterior ``[K, P]`` as layers; these are views, so changes affect it."""
     columns = groups(problem.layout)
     means = blocks(problem, posterior.slab_mean, order)
     variances = blocks(problem, posterior.slab_variance, order)

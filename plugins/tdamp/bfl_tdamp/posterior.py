@@ -20,12 +20,12 @@ else:
 
 __all__ = ["CERTAIN", "BernoulliGaussian", "groups", "slab_divergence"]
 
-NUMBERS = ("noise", "counted")  # fields of one number each
-CERTAIN = 50.0  # log-odds beyond which a group counts as kept (or removed) for good
+NUMBERS = ("noise", "counted")  # fields with a single number
+CERTAIN = 50.0  # absolute log-odds from which a group is kept (or removed) for good
 
 
 def groups(layout: Layout) -> Layout:
-    """Return the layout of one number per group: the columns of every weight matrix, in order."""
+    """Return a layout with one number per group: the columns of every weight matrix, in order."""
     matrices = [i for i, shape in enumerate(layout.shapes) if len(shape) == 2]
     return Layout(
         tuple(layout.names[i] for i in matrices),
@@ -38,13 +38,14 @@ def groups(layout: Layout) -> Layout:
 class BernoulliGaussian(Posterior):
     """Every group of weights is zero, or Gaussian with probability sigmoid(log-odds).
 
-    `slab_mean` and `slab_variance` ``[..., P]`` are the moments of the Gaussian part; `log_odds`
-    ``[..., G]``. Parameters outside of matrices have no group and are always Gaussian. The other
-    fields are constants of a round: `centre` ``[..., G]`` is the input around which a layer is
-    expanded, z = W (u - centre) + b, so that b is the pre-activation there; `noise` ``[..., 1]`` is
-    the variance of the observations; `counted` ``[..., 1]`` says how often the precisions count the
-    data, which every sweep adds again; `shape` ``[..., 2 T]`` holds the rows and columns of each of
-    T tensors (columns 0: not a matrix), as floats, since a posterior holds tensors of one dtype.
+    `slab_mean` and `slab_variance` ``[..., P]`` are the moments of the Gaussian; `log_odds`
+    ``[..., G]``. Parameters outside matrices do not belong to a group and are always Gaussian. The
+    other fields are constants of a round: `centre` ``[..., G]`` is the input around which a layer
+    is expanded, z = W (u - centre) + b, so that b is the pre-activation there; `noise`
+    ``[..., 1]`` is the variance of the observations; `counted` ``[..., 1]`` is how many times the
+    precisions count the data, which every sweep adds again; `shape` ``[..., 2 T]`` holds the rows
+    and columns of each of T tensors (columns 0: not a matrix), as floats, since all tensors have
+    one dtype.
 
     Reference: Xu et al. 2024, eq. 3 and 24.
     """
@@ -70,7 +71,10 @@ class BernoulliGaussian(Posterior):
         centre: Tensor,
         noise: float = 1.0,
     ) -> BernoulliGaussian:
-        """Return the posterior over `layout`; `mean` and `variance` ``[..., P]``."""
+        """Return a posterior over `layout`.
+
+        `mean` and `variance` ``[..., P]``; `log_odds` and `centre` ``[..., G]``.
+        """
         sides = [
             side
             for shape, size in zip(layout.shapes, layout.sizes, strict=True)
@@ -83,7 +87,7 @@ class BernoulliGaussian(Posterior):
 
     @classmethod
     def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> BernoulliGaussian:
-        """Return random slabs and log-odds about one fixed centre, in float64."""
+        """Return random slabs and log-odds with a fixed centre, in float64."""
 
         def normal(size: int) -> Tensor:
             return torch.randn(clients, size, generator=noise, dtype=torch.float64)
@@ -103,22 +107,22 @@ class BernoulliGaussian(Posterior):
         return self.log_odds.sigmoid()
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return mean rho mu and variance rho s + rho (1 - rho) mu^2 of each parameter."""
+        """Return means rho mu and variances rho s + rho (1 - rho) mu^2 ``[..., P]``."""
         rho = self.spread(self.probability, 1.0)
         mean = rho * self.slab_mean
         return mean, rho * self.slab_variance + (1 - rho) * mean * self.slab_mean
 
     def once(self, first: Tensor) -> Self:
-        """Return the posterior that counts the data once: its precisions' gain over the first.
+        """Return the posterior whose precisions count the data once; the means are the same.
 
-        `first` ``[..., P]`` is the variance before any data; the means stay.
+        `first` ``[..., P]`` is the variance before any data.
         """
         before = 1 / first
         gain = (1 / self.slab_variance - before) / self.counted.clamp_min(1)
         return attrs.evolve(self, slab_variance=1 / (before + gain.clamp_min(0)))
 
     def spread(self, values: Tensor, other: float) -> Tensor:
-        """Give every parameter its group's value ``[..., G]``; `other` where it has no group."""
+        """Return for each parameter ``[..., P]`` its group's value ``[..., G]``, else `other`."""
         pieces, start = [], 0
         for rows, columns in self.sides():
             if columns:
@@ -140,18 +144,18 @@ class BernoulliGaussian(Posterior):
         return torch.cat(pieces, -1) if pieces else values[..., :0]
 
     def by_matrix(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Divide one number per group ``[..., G]`` among the matrices."""
+        """Split one number per group ``[..., G]`` by matrix."""
         counts = [columns for _, columns in self.sides() if columns]
-        parts: tuple[Tensor, ...] = values.split(counts, -1)
-        return parts
+        pieces: tuple[Tensor, ...] = values.split(counts, -1)
+        return pieces
 
     def sides(self) -> list[tuple[int, int]]:
-        """Return rows and columns of every tensor; all clients have the same."""
+        """Return the rows and columns of every tensor (the same at all clients)."""
         numbers = [round(float(side)) for side in self.shape.reshape(-1, self.shape.shape[-1])[0]]
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def split(self, layout: Layout) -> tuple[Self, Self]:
-        """Divide between tensors; both halves keep the noise and the count."""
+        """Split into shared and personal tensors; both halves keep noise and count."""
         halves = [
             (tensor, tensor) if name in NUMBERS else _layout_of(layout, name).split(tensor)
             for name, tensor in self.pack().items()
@@ -163,7 +167,7 @@ class BernoulliGaussian(Posterior):
         )
 
     def join(self, personal: Self, layout: Layout) -> Self:
-        """Put both halves together; the noise and the count are those of the shared half."""
+        """Join both halves; noise and count are those of the shared half."""
         mine, theirs = self.pack(), personal.pack()
         whole = {
             name: _layout_of(layout, name).join(mine[name], theirs[name])
@@ -174,7 +178,7 @@ class BernoulliGaussian(Posterior):
         return self.unpack(whole | {name: mine[name].expand(batch) for name in NUMBERS})
 
     def invalid(self) -> str | None:
-        """Return why this is not a valid posterior, e.g. a variance that is not positive."""
+        """Return why this is not a valid posterior (such as a variance that is not positive)."""
         if reason := super().invalid():
             return reason
         for name in ("slab_variance", "noise"):
@@ -183,10 +187,10 @@ class BernoulliGaussian(Posterior):
         return None
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return parameters ``[..., P]``: some groups zero, the others Gaussian.
+        """Return parameters ``[..., P]``, with some groups zero and the others Gaussian.
 
-        A group's first normal z decides: it is kept if u = Phi(z) < rho, and then Phi^-1(u / rho)
-        is standard normal again.
+        A group is kept if its first normal z satisfies u = Phi(z) < rho; Phi^-1(u / rho) is then
+        standard normal again and replaces z.
         """
         sizes = [rows * max(columns, 1) for rows, columns in self.sides()]
         pieces, start = [], 0
@@ -201,7 +205,7 @@ class BernoulliGaussian(Posterior):
             eps = torch.finfo(noise.dtype).eps
             first = torch.special.ndtri((u / rho.clamp_min(tiny)).clamp(tiny, 1 - eps))
             block = torch.cat([first[..., None, :], block[..., 1:, :]], -2)
-            # Not-a-number marks removed groups; it becomes zero below.
+            # NaN marks removed groups; it becomes zero below.
             block = block.masked_fill((u >= rho)[..., None, :], float("nan"))
             pieces.append(block.flatten(-2))
             start += columns
@@ -209,7 +213,7 @@ class BernoulliGaussian(Posterior):
         return drawn.nan_to_num(0.0)
 
     def kl(self, other: BernoulliGaussian) -> Tensor:
-        """Return KL(self || other) ``[...]``: that of the Bernoullis plus rho times the slabs'."""
+        """Return KL(self || other) ``[...]``: the Bernoullis' plus rho times the slabs'."""
         logsigmoid = torch.nn.functional.logsigmoid
         rho = self.probability
         bernoulli = rho * (logsigmoid(self.log_odds) - logsigmoid(other.log_odds))
@@ -221,7 +225,7 @@ class BernoulliGaussian(Posterior):
 
 
 def slab_divergence(q: BernoulliGaussian, p: BernoulliGaussian) -> Tensor:
-    """Return KL between the Gaussian parts of each parameter ``[..., P]``."""
+    """Return the KL divergence between the slabs of each parameter ``[..., P]``."""
     ratio = q.slab_variance / p.slab_variance
     shift = (q.slab_mean - p.slab_mean).square() / p.slab_variance
     return 0.5 * (ratio - ratio.log() - 1 + shift)

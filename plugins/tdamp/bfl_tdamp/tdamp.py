@@ -1,6 +1,6 @@
 """The inference `tdamp`: turbo deep approximate message passing (Xu et al. 2024, Algorithm 1).
 
-Sweeps over minibatches; `message_passing` is what happens in one of them.
+This module sweeps over minibatches; `message_passing` processes one of them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ else:
 
 __all__ = ["Tdamp", "TdampMemory", "outputs"]
 
-LAST = 0.1  # scale of the last layer's first means: outputs start near zero, symmetry is broken
-CENTRE_SAMPLES = 2048  # training samples whose mean activations the layers are centred at
+LAST = 0.1  # scale of the last layer's initial means, so that outputs start near zero
+CENTRE_SAMPLES = 2048  # training samples for the mean activations at which layers are centred
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class TdampMemory(Memory):
-    """What a client keeps: the last move of every slab's mean ``[P]``."""
+    """The memory of a client: the last change of every slab's mean ``[P]``."""
 
     velocity: Tensor
 
@@ -47,8 +47,8 @@ class TdampMemory(Memory):
 class Tdamp(LocalInference):
     """Infer weights by approximate message passing over minibatches, without a learning rate.
 
-    For networks of linear layers with ReLU between them. Every sweep passes messages through all
-    minibatches once; the posterior of one minibatch is the prior of the next.
+    For networks of linear layers with ReLU between them. Every sweep processes each minibatch once;
+    the posterior after one minibatch is the prior of the next.
     """
 
     name = "tdamp"
@@ -61,44 +61,47 @@ class Tdamp(LocalInference):
     )
     variance: float | None = option(
         None,
-        "initial prior variance of a bias and, divided by the number of inputs, of a weight "
-        "(none: 10 for classification, 0.5 for regression)",
+        "initial prior variance of biases and, divided by the number of inputs, of weights (none: "
+        "10 for classification, 0.5 for regression)",
         above=0,
     )
     noise: float = option(1.0, "initial variance of the observation noise", above=0)
     rho: float = option(
         1.0,
-        "initial probability that a group of weights is not zero (1: the data never remove a "
-        "group)",
+        "initial probability that a group of weights is not zero (1: groups are never removed by "
+        "the data)",
         above=0,
         at_most=1,
     )
     forgetting: float = option(
         0.96,
-        "share of the precision that is kept after the first sweep (lambda)",
+        "fraction of the precision retained after the first sweep (lambda)",
         above=0,
         at_most=1,
     )
     fading: float | None = option(
-        None, "sweeps until a sweep forgets half as much (none: it stays the same)", above=0
+        None, "number of sweeps after which forgetting has halved (none: it is constant)", above=0
     )
     momentum: float = option(
-        0.8, "share of a minibatch's move that the next one repeats", at_least=0, below=1
+        0.8,
+        "fraction of a minibatch's change of the means that the next one repeats",
+        at_least=0,
+        below=1,
     )
     pooled: bool = option(
         True,
-        "reweight client k's likelihood by n/n_k, so that the geometric mean weighted by examples "
-        "counts every sample once per sweep",
+        "weight n/n_k on the likelihood of client k, so that the geometric mean weighted by "
+        "examples counts every sample once per sweep",
     )
-    centred: bool = option(True, "expand every layer around its mean input")
+    centred: bool = option(True, "expansion of every layer around its mean input")
     predictive: str = option(
         "moments",
-        "how to predict: propagate moments through the network, or posterior means alone",
+        "quantities propagated for prediction: `moments`, or posterior means alone (`mean`)",
         choices=("moments", "mean"),
     )
 
     def check(self, problem: Problem) -> None:
-        """Raise unless message passing works on the problem.
+        """Raise an error unless message passing supports the problem.
 
         `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
         them, `OptionError` unless a regression has one output per target.
@@ -112,10 +115,10 @@ class Tdamp(LocalInference):
             )
 
     def initial(self, problem: Problem) -> Posterior:
-        """Return slabs N(N(0, c/n), v_0/n), c = 1 in the first layer and 2 after a ReLU ``[P]``.
+        """Return slabs N(m, v_0/n) ``[P]``, m ~ N(0, c/n) with c = 2 after a ReLU and else c = 1.
 
-        n is the number of inputs; biases start at N(0, v_0). Layers are centred at the mean
-        activations of a network with these means, over training samples of all clients.
+        n is the number of inputs; biases have N(0, v_0). Layers are centred at the mean activations
+        of a network with these means over training samples of all clients.
         """
         order, columns = chain(problem), groups(problem.layout)
         mean = _first_means(problem, order)
@@ -134,7 +137,7 @@ class Tdamp(LocalInference):
         )
 
     def first_variance(self, problem: Problem) -> Tensor:
-        """Return the slabs' variance ``[P]`` before any data: v_0, for weights over n."""
+        """Return the initial variances of the slabs ``[P]``: v_0, divided by n for weights."""
         v_0 = self.variance or (10.0 if problem.likelihood.task == "classification" else 0.5)
         layout, variance = problem.layout, torch.full_like(problem.initial, v_0)
         for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -143,12 +146,12 @@ class Tdamp(LocalInference):
         return variance
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
-        """Return no velocity, and the initial posterior over the personal parameters."""
+        """Return a memory with velocity 0 and the initial personal posterior."""
         still = TdampMemory(velocity=torch.zeros_like(problem.initial))
         return super().initial_memory(problem) | still.pack()
 
     def retention(self, sweeps: int) -> float:
-        """Return lambda, the share of the precision that is kept after sweep number `sweeps`."""
+        """Return lambda, the fraction of the precision retained after sweep number `sweeps`."""
         slower = 1 + sweeps / self.fading if self.fading else 1.0
         return 1 - (1 - self.forgetting) / slower
 
@@ -181,10 +184,10 @@ class Tdamp(LocalInference):
         )
 
     def _end_sweep(self, state: State, counted: Tensor, cohort: Cohort, taken: int) -> None:
-        """Temper the posteriors of clients for whom step number `taken` ends a sweep, in place.
+        """Temper, in place, the posteriors of clients whose step number `taken` ends a sweep.
 
-        PasP with lambda < 1 (eq. 27), anchored to the round's prior; `counted` ``[k, 1]`` says how
-        often the precisions count the data.
+        PasP with lambda < 1 (eq. 27) and the round's prior; `counted` ``[k, 1]`` is how many times
+        the precisions count the data.
         """
         before = cohort.round * self.local_epochs
         ends = [divmod(taken, n) for n in _minibatches(self, cohort)[: len(counted)]]
@@ -200,9 +203,9 @@ class Tdamp(LocalInference):
     ) -> Predictive:
         """Predict in closed form: class probabilities, or means and variances of targets.
 
-        The means are those of training. Variances are those of a posterior that counts the data
-        once: sweeps count them again and again, and would make the weights look too certain. A
-        Gaussian target is returned as two draws, mean +- deviation, which have its moments.
+        The means are those of training. The variances are those of a posterior that counts the data
+        once; repeated sweeps would make the weights overconfident. A Gaussian target is represented
+        by two draws, mean +- deviation, which have its moments.
         """
         q = own(join_personal(problem, broadcast.start, cohort))
         q = q.once(self.first_variance(problem))
@@ -218,8 +221,8 @@ class Tdamp(LocalInference):
 class LastSweep:
     """Moments over each client's last sweep, from which the server learns the noise variance.
 
-    `first` ``[K]`` is the step with which it begins, `samples` ``[K]`` counts those seen since, and
-    `sums` ``[K]`` add up each moment; both are changed in place.
+    `first` ``[K]`` is the first step of the sweep, `samples` ``[K]`` the number of samples seen
+    since, and `sums` ``[K]`` the sum of each moment; both are changed in place.
     """
 
     first: Tensor
@@ -228,7 +231,7 @@ class LastSweep:
 
     @classmethod
     def of(cls, inference: Tdamp, cohort: Cohort, like: Tensor) -> LastSweep:
-        """Return empty sums on the device of `like`."""
+        """Return empty sums with the dtype and device of `like`."""
         before = [(inference.local_epochs - 1) * n for n in _minibatches(inference, cohort)]
         first = torch.tensor(before, device=like.device)
         return cls(first, like.new_zeros(len(cohort.clients)))
@@ -245,14 +248,14 @@ class LastSweep:
             total[:k] += (values * real).sum(1)
 
     def means(self) -> dict[str, Tensor]:
-        """Return the mean of each moment by name ``[K]``; zero for a client without samples."""
+        """Return the mean of each moment ``[K]`` by name (0 for a client without samples)."""
         return {name: total / self.samples.clamp_min(1) for name, total in self.sums.items()}
 
 
 def outputs(
     problem: Problem, posterior: BernoulliGaussian, x: Tensor, predictive: str = "moments"
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the network's outputs ``[K, B, C]`` at `x` ``[K, B, ...]``.
+    """Return mean and variance of the outputs ``[K, B, C]`` for `x` ``[K, B, ...]``.
 
     With ``predictive = "mean"`` only the posterior means are propagated; the variance is zero.
     """
@@ -270,22 +273,22 @@ def outputs(
 
 
 def _minibatches(inference: Tdamp, cohort: Cohort) -> list[int]:
-    """Return the number of minibatches per sweep of each client; 1 where there are no samples."""
+    """Return the number of minibatches per sweep of each client (1 without samples)."""
     return [max(1, -(-size // inference.batch_size)) for size in cohort.sizes]
 
 
 def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> list[float]:
-    """Return how often each client counts each of its samples: n / n_k.
+    """Return how many times each client counts each of its samples: n / n_k.
 
-    The geometric mean takes client k's evidence to the power n_k / n. With prior p and likelihoods
-    l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts all data once.
+    The geometric mean raises client k's posterior to the power n_k / n. With prior p and
+    likelihoods l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts data once.
     """
     total = sum(map(problem.train.size, problem.clients)) if inference.pooled else 0
     return [total / size if total and size else 1.0 for size in cohort.sizes]
 
 
 def _first_means(problem: Problem, order: list[str]) -> Tensor:
-    """Return random means ``[P]`` of the weights, which break the symmetry; biases are 0."""
+    """Return random means ``[P]`` of the weights, to break the symmetry; biases are 0."""
     draws = stream(problem.seed, SERVER, SERVER, "tdamp", problem.device)
     layout, mean = problem.layout, torch.zeros_like(problem.initial)
     for depth, path in enumerate(order):
@@ -299,7 +302,7 @@ def _first_means(problem: Problem, order: list[str]) -> Tensor:
 
 
 def _mean_activations(problem: Problem, mean: Tensor, order: list[str]) -> dict[str, Tensor]:
-    """Return the mean input of each layer by the name of its weights, of a net of these means."""
+    """Return each layer's mean input, by the name of its weights, in a network of these means."""
     x = problem.train.x[: problem.train.end[max(problem.clients)]]  # novel clients come last
     u = x[:: -(-len(x) // CENTRE_SAMPLES)].flatten(1)
     matrices, found = problem.layout.unflatten(mean), {}
