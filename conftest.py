@@ -7,7 +7,7 @@ import os
 
 from hypothesis import settings
 
-from bflcore.testing.fixtures import bfl
+from bflcore.cli.fixture import bfl
 
 __all__ = ["bfl"]
 

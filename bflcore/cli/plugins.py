@@ -84,7 +84,8 @@ def _plugin(registry: Registry, name: str) -> Plugin:
 def _checks(registry: Registry, plugin: Plugin) -> list[Check]:
     from bflcore.testing import checks
 
-    return [check for kind, name in plugin.components for check in checks(registry.of(kind)[name])]
+    components = (registry.of(kind)[name] for kind, name in plugin.components)
+    return [check for component in components for check in checks(component)]
 
 
 def _outcomes(found: list[Check], quiet: bool) -> Iterator[tuple[Check, Outcome]]:

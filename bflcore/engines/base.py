@@ -38,7 +38,10 @@ class Engine(Component, abc.ABC):
 
 
 class Session(abc.ABC):
-    """Clients at work. Replies come back sorted by client id, whoever was fastest."""
+    """Clients at work. Replies come back sorted by client id, whoever was fastest.
+
+    A memory is a mapping of names to tensors ``[...]`` of one client, without a client axis.
+    """
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
@@ -72,11 +75,11 @@ class Wrapped(Session):
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The memories of the session."""
+        """The memories ``[...]`` of the session."""
         return self.session.memories
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Hand memories to the session."""
+        """Hand memories ``[...]`` to the session."""
         self.session.restore(memories)
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:

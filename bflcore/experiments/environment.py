@@ -10,8 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bflcore.experiments.prepare import Prepared
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from bflcore.experiments.resolve import Experiment
     from bflcore.problem import Problem
     from bflcore.registry.loading import Registry
+else:
+    torch = lazy("torch")
 
 __all__ = ["environment", "used_distributions"]
 
@@ -28,12 +32,10 @@ MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
 
 def environment(prepared: Prepared, registry: Registry) -> Record:
     """Return versions, and digests of what determines the results."""
-    import torch
-
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "distributions": {d.name: d.version for d in registry.plugins},
         "fingerprints": {
             "experiment.toml": _settings(prepared.experiment),

@@ -83,8 +83,8 @@ class Run:
     def restore(self) -> Mapping[int, Mapping[str, Tensor]] | None:
         """Continue from the newest checkpoint, and from nothing that was written after it.
 
-        Returns the clients' memories; None when there is no checkpoint yet. Raises `RunError`
-        when the checkpoint does not belong to this experiment.
+        Returns the clients' memories, tensors ``[...]`` by name; None when there is no checkpoint
+        yet. Raises `RunError` when the checkpoint does not belong to this experiment.
         """
         saved = self.checkpoints.read(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1

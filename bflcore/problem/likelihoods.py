@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
+from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+else:
+    torch = lazy("torch")
 
 __all__ = ["Categorical", "GaussianNoise", "Likelihood", "Predictive", "default_likelihood"]
 
@@ -53,12 +57,10 @@ class Categorical(Likelihood):
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy of each sample ``[N]``."""
-        from torch.nn import functional
-
-        return functional.cross_entropy(outputs, targets, reduction="none")
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Return softmax probabilities."""
+        """Return softmax probabilities ``[K, S, B, C]``."""
         return Predictive(outputs.softmax(-1))
 
 
@@ -77,7 +79,7 @@ class GaussianNoise(Likelihood):
         return 0.5 * (squares + math.log(2 * math.pi * self.noise_variance)).sum(-1)
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Return the outputs as means, with the noise variance beside them."""
+        """Return the outputs ``[K, S, B, T]`` as means, with the noise variance beside them."""
         return Predictive(outputs, outputs.new_tensor(self.noise_variance))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bflcore.engines.base import Engine
 from bflcore.errors import OptionError
+from bflcore.lazy import lazy
 from bflcore.options import component, option
 from bflcore.registry.command import Command
 from bflcore.registry.hookspecs import hookimpl
@@ -16,9 +17,12 @@ from bflcore.registry.hookspecs import hookimpl
 if TYPE_CHECKING:
     import click
 
+    from bfl_flower import cli
     from bfl_flower.session import GridSession
     from bflcore.inference.base import LocalInference
     from bflcore.problem.base import Problem
+else:
+    cli = lazy("bfl_flower.cli")
 
 START_TIMEOUT = 300.0  # seconds until the nodes of a simulation must be connected
 
@@ -66,9 +70,7 @@ class FlowerCommand(Command):
 
     def build(self) -> click.Command:
         """Return the group of commands."""
-        from bfl_flower.cli import flower
-
-        return flower
+        return cli.flower
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """Pytest fixtures: import the ones you need in your ``conftest.py``.
 
-from bflcore.testing.fixtures import bfl
+from bflcore.cli.fixture import bfl
 """
 
 from __future__ import annotations
