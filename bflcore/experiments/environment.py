@@ -10,15 +10,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
     from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.records import Record
     from bflcore.experiments.resolve import Experiment
     from bflcore.problem import Problem
     from bflcore.registry.loading import Registry
+else:
+    torch = lazy("torch")
 
 __all__ = ["environment", "used_distributions"]
 
@@ -28,8 +31,6 @@ MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
 
 def environment(prepared: Prepared, registry: Registry) -> Record:
     """Return versions, and digests of what determines the results."""
-    import torch
-
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -49,7 +50,7 @@ def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:
     names += [(component.kind, component.name) for component in experiment.components()]
     found = {registry.plugins[0].name}  # the core
     for kind, name in names:
-        with suppress(OptionError):  # a model of the user's own
+        with suppress(OptionError):  # the user's own model
             found.add(registry.owner(kind, name))
     return found
 
@@ -69,7 +70,7 @@ def _data(problem: Problem) -> str:
     )
 
 
-def _digest(tensors: list[Tensor], text: str = "") -> str:
+def _digest(tensors: list[torch.Tensor], text: str = "") -> str:
     found = hashlib.sha256(text.encode())
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
