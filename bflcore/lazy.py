@@ -19,7 +19,7 @@ __all__ = ["lazy"]
 
 
 class _Lazy(ModuleType):
-    """Becomes a copy of the module when an attribute is first looked up."""
+    """A module that is imported when one of its attributes is first looked up."""
 
     def __getattr__(self, name: str) -> Any:
         module = import_module(self.__name__)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["commands"]
 
-JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
+JSON = click.option("--json", "as_json", is_flag=True, help="JSON output")
 
 
 @click.command("list-plugins")

@@ -27,7 +27,7 @@ def combinations(registry: Registry) -> list[dict[str, str | bool]]:
 
 
 @click.command("matrix")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--json", "as_json", is_flag=True, help="JSON output")
 def matrix(as_json: bool) -> None:
     """Show which inferences, aggregators, weightings and hyperparameter updates fit together.
 

@@ -28,8 +28,8 @@ STATES = ("ok", "expected failure", "failed")
 
 @click.command("check-plugin")
 @click.argument("name")
-@click.option("--all", "everything", is_flag=True, help="print every check, not only failures")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--all", "everything", is_flag=True, help="output of every check, not only failures")
+@click.option("--json", "as_json", is_flag=True, help="JSON output")
 def check_plugin(name: str, everything: bool, as_json: bool) -> int:
     """Check every component of the installed plugin NAME; exit with 1 if a check fails.
 
@@ -40,10 +40,13 @@ def check_plugin(name: str, everything: bool, as_json: bool) -> int:
     if plugin.state != "ok":
         click.echo(f"{plugin.name} {plugin.version} is broken: {plugin.reason}", err=not as_json)
         return 1
+    from bflcore.testing import checks
+
+    found = [check for kind, name in plugin.components for check in checks(registry.of(kind)[name])]
     rows = [
         {"kind": check.part.kind, "name": check.part.name, "check": check.name}
         | attrs.asdict(outcome)
-        for check, outcome in _outcomes(_checks(registry, plugin), quiet=as_json)
+        for check, outcome in _outcomes(found, quiet=as_json)
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -79,13 +82,6 @@ def _plugin(registry: Registry, name: str) -> Plugin:
         if called in found:
             return found[called]
     raise unknown("plugin", name, found, "bfl list-plugins")
-
-
-def _checks(registry: Registry, plugin: Plugin) -> list[Check]:
-    from bflcore.testing import checks
-
-    components = (registry.of(kind)[name] for kind, name in plugin.components)
-    return [check for component in components for check in checks(component)]
 
 
 def _outcomes(found: list[Check], quiet: bool) -> Iterator[tuple[Check, Outcome]]:

@@ -14,8 +14,10 @@ RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type
 
 @click.command("report")
 @RUNS
-@click.option("--out", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--landscape", is_flag=True, help="Also draw the loss on a plane of parameters.")
+@click.option("--out", type=click.Path(path_type=Path), help="file to write")
+@click.option(
+    "--landscape", is_flag=True, help="additional plot of the loss on a plane of parameters"
+)
 def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
     """Write a self-contained report.html for one or several RUNS."""
     from bflcore.report import write_report
@@ -25,7 +27,7 @@ def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
 
 @click.command("compare")
 @RUNS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="JSON output")
 def compare(runs: tuple[Path, ...], as_json: bool) -> None:
     """Print a table of the RUNS' final metrics."""
     from bflcore.report import compare_runs, print_table

@@ -17,7 +17,7 @@ __all__ = ["commands"]
 
 @click.command("resume")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Resume even if data, versions or settings changed.")
+@click.option("--force", is_flag=True, help="resumption despite changed data, versions or settings")
 @QUIET
 @JSON
 def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:

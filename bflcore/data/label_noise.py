@@ -1,6 +1,6 @@
 """Label noise: ``--label-noise NAME:EPS`` makes some training labels wrong after the split.
 
-Test labels are never touched, so metrics say how well a method learns in spite of the noise.
+Test labels stay correct, so that metrics show how well a method learns despite the noise.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class LabelNoise(Component, abc.ABC):
 
     @abc.abstractmethod
     def transition(self, classes: int) -> npt.NDArray[np.float64]:
-        """Return T ``[C, C]``: row i holds the chances that a label i becomes each label."""
+        """Return T ``[C, C]``: row i holds the probabilities of the noisy labels of class i."""
 
 
 @component
 class Pair(LabelNoise):
-    """Mistake a class for the next: T[i, (i + 1) mod C] = eps."""
+    """Flip labels to the next class: T[i, (i + 1) mod C] = eps."""
 
     name = "pair"
     reference = "Hahn et al. 2022 (SuPerFed), appendix A.4; Han et al. 2018"
@@ -46,7 +46,7 @@ class Pair(LabelNoise):
 
 @component
 class Symmetric(LabelNoise):
-    """Mistake a class for any other, all equally likely: T[i, j] = eps / (C - 1)."""
+    """Flip labels to any other class, all equally likely: T[i, j] = eps / (C - 1)."""
 
     name = "symmetric"
     reference = "Hahn et al. 2022 (SuPerFed), appendix A.4; van Rooyen et al. 2015"
@@ -71,6 +71,6 @@ def mislabelled(
         )
     y = np.array(dataset.y, np.int64)
     upper = noise.transition(dataset.classes).cumsum(1)[y[train]]
-    # The last column is left out: rounding may keep its sum below the draw.
+    # Without the last column, whose sum may be below the draw because of rounding.
     y[train] = (rng.random(len(train))[:, None] >= upper[:, :-1]).sum(1)
     return attrs.evolve(dataset, y=y)

@@ -14,7 +14,6 @@ from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.records import Record
@@ -51,7 +50,7 @@ def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:
     names += [(component.kind, component.name) for component in experiment.components()]
     found = {registry.plugins[0].name}  # the core
     for kind, name in names:
-        with suppress(OptionError):  # a model of the user's own
+        with suppress(OptionError):  # the user's own model
             found.add(registry.owner(kind, name))
     return found
 
@@ -71,7 +70,7 @@ def _data(problem: Problem) -> str:
     )
 
 
-def _digest(tensors: list[Tensor], text: str = "") -> str:
+def _digest(tensors: list[torch.Tensor], text: str = "") -> str:
     found = hashlib.sha256(text.encode())
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())

@@ -31,7 +31,7 @@ class Kind:
     # For the parts of a run: what they are. ``--NAME`` chooses one, the table ``[NAME]`` holds its
     # options.
     part: str = ""
-    default: str = ""  # the part where nobody chooses one
+    default: str = ""  # the part that is used unless one is chosen
     setting: str = ""  # the data setting that chooses it
     fitted: bool = False  # must support the inference's posterior family
     plural: str = _derived(lambda kind: f"{kind.attribute}s")

@@ -22,10 +22,10 @@ __all__ = ["Categorical", "GaussianNoise", "Likelihood", "Predictive", "default_
 
 @attrs.frozen(eq=False)
 class Predictive:
-    """What is predicted for a cohort's samples: `draws`, and for a regression their noise.
+    """Predictions for a cohort's samples, and for a regression the noise of the targets.
 
-    `draws` ``[K, S, B, C]``: class probabilities, or means of the targets, one per draw S of the
-    parameters. `noise` is the variance of the observations (regression), in squared target units:
+    `draws` ``[K, S, B, C]`` are class probabilities, or means of the targets, one per draw S of the
+    parameters. `noise` is the variance of the targets (regression), in squared target units:
     one number, or one per client ``[K, ...]`` that broadcasts to ``[K, B, C]``.
     """
 
@@ -34,7 +34,7 @@ class Predictive:
 
 
 class Likelihood(Component, abc.ABC):
-    """Base of likelihoods that ``--likelihood NAME`` finds; each is for one task."""
+    """Base of likelihoods, chosen with ``--likelihood NAME``; each is for one task."""
 
     kind: ClassVar[str] = "likelihood"
     task: ClassVar[Literal["classification", "regression"]]
@@ -56,7 +56,7 @@ class Categorical(Likelihood):
     task = "classification"
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy of each sample ``[N]``."""
+        """Return the cross entropies ``[N]`` of logits ``[N, C]``."""
         return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     def predictive(self, outputs: Tensor) -> Predictive:
@@ -74,15 +74,15 @@ class GaussianNoise(Likelihood):
     noise_variance: float = option(0.1, "variance of the noise (in squared target units)", above=0)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the negative log density of each sample ``[N]``, summed over targets."""
+        """Return the negative log densities ``[N]`` of means ``[N, C]``, summed over targets."""
         squares = (outputs - targets).square() / self.noise_variance
         return 0.5 * (squares + math.log(2 * math.pi * self.noise_variance)).sum(-1)
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Return the outputs ``[K, S, B, T]`` as means, with the noise variance beside them."""
+        """Return the outputs ``[K, S, B, C]`` as means, and the noise variance."""
         return Predictive(outputs, outputs.new_tensor(self.noise_variance))
 
 
 def default_likelihood(task: Literal["classification", "regression"]) -> Likelihood:
-    """Return the likelihood of a task for which nobody chose one."""
+    """Return the default likelihood of a task."""
     return Categorical() if task == "classification" else GaussianNoise()

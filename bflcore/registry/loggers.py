@@ -1,4 +1,4 @@
-"""Loggers: where evaluated rounds go besides ``metrics.jsonl``."""
+"""Loggers: where the metrics of evaluated rounds are written besides ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Logger(Component, abc.ABC):
         """Log one evaluated round (a line of ``metrics.jsonl``) of the run in `folder`."""
 
     def rewind(self, folder: Path, round: int) -> None:
-        """Remove what was logged after a round: the run continues from there, and logs it again.
+        """Remove what was logged after a round, because the run continues from that round.
 
-        Default: do nothing (for back ends that overwrite a repeated step).
+        Default: do nothing (for back ends that overwrite repeated steps).
         """
 
 
@@ -41,7 +41,7 @@ class CSV(Logger):
     name = "csv"
 
     def log(self, folder: Path, record: dict[str, Any]) -> None:
-        """Add one row; a metric that earlier rounds lack gets a column, empty in their rows."""
+        """Add one row; a new metric gets a column that is empty in earlier rows."""
         self._write(folder, [*self._read(folder), flat(record)])
 
     def rewind(self, folder: Path, round: int) -> None:
@@ -90,7 +90,7 @@ class TensorBoard(Logger):
 class MLflow(Logger):
     """Send each evaluated round to an MLflow tracking server or file store.
 
-    MLflow's own environment variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) say where.
+    MLflow reads the address from MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
     The MLflow run's id is stored in the folder, so that a resumed run continues the same one.
     """
 
