@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from bflcore.errors import unknown
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+else:
+    torch = lazy("torch")
 
 __all__ = ["SHARING", "Layout"]
 
@@ -86,8 +90,6 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the named tensors as one vector ``[P]``."""
-        import torch
-
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
@@ -105,8 +107,6 @@ class Layout:
 
     def join(self, shared: Tensor, personal: Tensor) -> Tensor:
         """Put ``[..., P_shared]`` and ``[..., P_personal]`` back together as ``[..., P]``."""
-        import torch
-
         if self.personal_total == 0:
             return shared
         if self.shared_total == 0:
@@ -119,8 +119,6 @@ class Layout:
         return torch.cat([next(pieces[travels]) for travels, _ in self.runs], dim=-1)
 
     def _gather(self, pieces: tuple[Tensor, ...], kind: bool, vector: Tensor) -> Tensor:
-        import torch
-
         chosen = [p for p, (travels, _) in zip(pieces, self.runs, strict=True) if travels is kind]
         if len(chosen) == 1:
             return chosen[0]

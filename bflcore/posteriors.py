@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import attrs
 
+from bflcore.lazy import lazy
 from bflcore.options import Component
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.layout import Layout
+else:
+    torch = lazy("torch")
 
 __all__ = ["Gaussian", "Point", "Posterior"]
 
@@ -42,16 +45,16 @@ class Posterior(Component, abc.ABC):
             """Posterior mean ``[..., P]``."""
 
     def pack(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the tensors by field name, each with `prefix`."""
+        """Return the tensors ``[..., P]`` by field name, each with `prefix`."""
         return {prefix + name: getattr(self, name) for name in self._fields()}
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], prefix: str = "") -> Self:
-        """Rebuild a posterior from what `pack` returned."""
+        """Rebuild a posterior from the tensors ``[..., P]`` that `pack` returned."""
         return cls(**{name: tensors[prefix + name] for name in cls._fields()})
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Apply `function` to every tensor."""
+        """Apply `function` to every tensor ``[..., P]``."""
         return self.unpack({name: function(tensor) for name, tensor in self.pack().items()})
 
     def __getitem__(self, clients: Any) -> Self:
@@ -61,8 +64,6 @@ class Posterior(Component, abc.ABC):
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Join posteriors along the client axis they already have."""
-        import torch
-
         packed = [part.pack() for part in parts]
         return cls.unpack({name: torch.cat([p[name] for p in packed]) for name in packed[0]})
 
@@ -157,8 +158,6 @@ class Gaussian(Posterior):
 
     def invalid(self) -> str | None:
         """Return why this is not a Gaussian: not finite, a variance below 0 or not invertible."""
-        import torch
-
         if reason := super().invalid():
             return reason
         if bool((self.variance < 0).any()):
@@ -186,6 +185,4 @@ class Gaussian(Posterior):
 
 
 def _normal(size: tuple[int, int], noise: torch.Generator) -> Tensor:
-    import torch
-
     return torch.randn(size, generator=noise, dtype=torch.float64)

@@ -93,7 +93,7 @@ class Sums:
         return Sums(rule.merge(self.state, later.state), add_sums(self.hyper, later.hyper))
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the tensors by name: all that a worker or an edge server has to send."""
+        """Return the tensors ``[...]`` by name: all that a worker or an edge server sends."""
         return {
             **{f"state.{name}": tensor for name, tensor in self.state.tensors.items()},
             **{f"hyper.{name}": tensor for name, tensor in self.hyper.items()},
@@ -101,7 +101,7 @@ class Sums:
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], prior: Posterior) -> Self:
-        """Rebuild sums from what `pack` returned and the broadcast's prior."""
+        """Rebuild sums from the tensors ``[...]`` of `pack` and the broadcast's prior."""
         return cls(State(prior, within(tensors, "state.")), within(tensors, "hyper."))
 
 

@@ -56,7 +56,7 @@ class Stored(Mapping[str, "Tensor"]):
     _devices: Mapping[str, torch.device]  # by name of the tensor; files do not know them
 
     def items(self) -> ItemsView[str, Tensor]:
-        """Return names and tensors, read once."""
+        """Return names and tensors ``[...]``, read once."""
         tensors = self._store.get(self._key)
         return {name: t.to(self._devices[name]) for name, t in tensors.items()}.items()
 
