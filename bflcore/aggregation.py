@@ -146,7 +146,7 @@ class Aggregator(Component, abc.ABC):
         return {}
 
     def check(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> None:
-        """Raise if weights are invalid or a posterior is of another family."""
+        """Raise if weights ``[K]`` are invalid or posteriors ``[K, P]`` are of another family."""
         check_weights(weights, len(posteriors.mean))
         known = not self.families or posteriors.name in self.families
         if type(posteriors) is not type(prior) or not known:
@@ -194,7 +194,7 @@ class AdditiveAggregator(Aggregator):
         return self.decode(state.tensors, state.prior)
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
-        """Encode, sum, decode."""
+        """Encode, sum, decode to the fused posterior ``[P]``."""
         self.check(posteriors, weights, prior)
         return self.finish(self.add(self.start(prior), posteriors, weights))
 
@@ -243,7 +243,7 @@ class CoordinatewiseAggregator(AdditiveAggregator):
 
 
 def _is_sound(posteriors: Posterior) -> bool:
-    """Return False where a variance is NaN or below zero: one pass, in cache.
+    """Return False if a variance is NaN or below zero: one pass, in cache.
 
     Other values that are not finite show in the sums, and an infinite variance is a precision of 0.
     """
@@ -309,7 +309,7 @@ class Average(CoordinatewiseAggregator):
     on: str = option("variance", "what is averaged beside the mean", choices=("variance", "std"))
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum w, w (mu - mu_0), w s or w sqrt(s), and w times any other field."""
+        """Sum w ``[]`` and, per field ``[P]``: w (mu - mu_0), w s or w sqrt(s), else w field."""
         fields = posteriors.pack()
         if "mean" in fields:
             fields["mean"] = fields["mean"] - prior.mean
@@ -319,7 +319,7 @@ class Average(CoordinatewiseAggregator):
         return {**sums, "weight": weights.sum()}
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
-        """Divide by the sum of weights."""
+        """Divide sums ``[P]`` by the sum of weights."""
         fields = {name: total[name] / total["weight"] for name in prior.pack()}
         if "mean" in fields:
             fields["mean"] = fields["mean"] + prior.mean

@@ -81,7 +81,7 @@ class Accumulate(HyperUpdate):
     families = ()  # any: posteriors are passed on
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
-        """Sum every statistic."""
+        """Sum every statistic ``[K, ...]`` over the clients."""
         return {name: tensor.sum(0) for name, tensor in result.statistics.items()}
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
@@ -137,7 +137,7 @@ class EmpiricalBayes(HyperUpdate):
     floor: float = option(1e-12, "smallest prior variance", above=0)
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
-        """Sum w, w d and w (s + d^2), where d = mu - prior mean."""
+        """Sum w, w d and w (s + d^2) ``[P]``, where d = mu - prior mean."""
         origin, fields = broadcast.prior.mean, result.posterior.pack()
         first = second = origin.new_zeros(origin.shape).double()
         for w, mean, variance in zip(

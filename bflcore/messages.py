@@ -19,7 +19,7 @@ __all__ = ["Broadcast", "Cohort", "Evaluation", "LocalResult", "within"]
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors ``[...]`` whose names begin with `prefix`, without it."""
+    """Return the tensors ``[...]`` whose names begin with `prefix`, without the prefix."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 

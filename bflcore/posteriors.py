@@ -45,7 +45,7 @@ class Posterior(Component, abc.ABC):
             """Posterior mean ``[..., P]``."""
 
     def pack(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the tensors ``[..., P]`` by field name, each name with `prefix`."""
+        """Return the tensors ``[..., P]`` by field name, each with `prefix`."""
         return {prefix + name: getattr(self, name) for name in self._fields()}
 
     @classmethod

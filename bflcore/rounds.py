@@ -93,7 +93,7 @@ class Sums:
         return Sums(rule.merge(self.state, later.state), add_sums(self.hyper, later.hyper))
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the tensors ``[...]`` by name: all that a worker or an edge server has to send."""
+        """Return the tensors ``[...]`` by name: all that a worker or an edge server sends."""
         return {
             **{f"state.{name}": tensor for name, tensor in self.state.tensors.items()},
             **{f"hyper.{name}": tensor for name, tensor in self.hyper.items()},

@@ -80,7 +80,7 @@ class Equal(Weighting):
 
 
 def check_weights(weights: Tensor, clients: int, names: Sequence[int] = ()) -> None:
-    """Raise `OptionError` unless `weights` ``[K]`` are finite, >= 0 and not all zero.
+    """Raise `OptionError` unless `weights` ``[K]`` are finite, at least 0 and not all 0.
 
     `names` are the clients' ids, for the message; by default their rows.
     """

@@ -45,14 +45,14 @@ class Session(abc.ABC):
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The memories that a checkpoint must hold (default: none, clients keep their own).
+        """The memories ``[...]`` that a checkpoint must hold (default: none, clients keep them).
 
         Memories are immutable: a client's new memory is a new object.
         """
         return {}
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:  # noqa: B027 - optional
-        """Restore `memories` from a checkpoint; called before the first round."""
+        """Restore memories ``[...]`` from a checkpoint; called before the first round."""
 
     @abc.abstractmethod
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
@@ -75,11 +75,11 @@ class Wrapped(Session):
 
     @property
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """The memories ``[...]`` of the session."""
+        """The session's memories ``[...]``."""
         return self.session.memories
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Hand memories ``[...]`` to the session."""
+        """Restore the session's memories ``[...]``."""
         self.session.restore(memories)
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:

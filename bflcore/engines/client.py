@@ -32,7 +32,7 @@ BLOCK = 2048  # test samples predicted at a time; bounds memory, does not change
 
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
-    """Stack clients' memories ``[...]`` along a new client axis: ``[K, ...]``."""
+    """Stack the memories of K clients ``[...]`` to ``[K, ...]``."""
     loaded = [dict(memory.items()) for memory in memories]  # each is read once, if it is on disk
     return {name: torch.stack([memory[name] for memory in loaded]) for name in loaded[0]}
 

@@ -81,10 +81,10 @@ class Run:
         return self.records.summary()
 
     def restore(self) -> Mapping[int, Mapping[str, Tensor]] | None:
-        """Continue from the newest checkpoint, and from nothing that was written after it.
+        """Continue from the newest checkpoint; discard what was written after it.
 
-        Returns the clients' memories, tensors ``[...]`` by name; None when there is no checkpoint
-        yet. Raises `RunError` when the checkpoint does not belong to this experiment.
+        Returns the clients' memories ``[...]``; None if there is no checkpoint yet. Raises
+        `RunError` if the checkpoint does not belong to this experiment.
         """
         saved = self.checkpoints.read(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
