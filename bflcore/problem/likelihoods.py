@@ -1,4 +1,4 @@
-"""Likelihoods: how a network's outputs explain the targets, and what they predict."""
+"""Likelihoods: the loss of a network's outputs, and the predictions made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Categorical", "GaussianNoise", "Likelihood", "Predictive", "default_
 
 @attrs.frozen(eq=False)
 class Predictive:
-    """What is predicted for a cohort's samples: `draws`, and for a regression their noise.
+    """The prediction for a cohort's samples: `draws`, and for a regression the noise.
 
     `draws` ``[K, S, B, C]``: class probabilities, or means of the targets, one per draw S of the
     parameters. `noise` is the variance of the observations (regression), in squared target units:
@@ -30,7 +30,7 @@ class Predictive:
 
 
 class Likelihood(Component, abc.ABC):
-    """Base of likelihoods that ``--likelihood NAME`` finds; each is for one task."""
+    """Base of likelihoods; ``--likelihood NAME`` selects one. Each is for one task."""
 
     kind: ClassVar[str] = "likelihood"
     task: ClassVar[Literal["classification", "regression"]]
@@ -58,7 +58,7 @@ class Categorical(Likelihood):
         return functional.cross_entropy(outputs, targets, reduction="none")
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Return softmax probabilities."""
+        """Return softmax probabilities ``[K, S, B, C]``."""
         return Predictive(outputs.softmax(-1))
 
 
@@ -77,10 +77,10 @@ class GaussianNoise(Likelihood):
         return 0.5 * (squares + math.log(2 * math.pi * self.noise_variance)).sum(-1)
 
     def predictive(self, outputs: Tensor) -> Predictive:
-        """Return the outputs as means, with the noise variance beside them."""
+        """Return the outputs ``[K, S, B, C]`` as means, and the noise variance."""
         return Predictive(outputs, outputs.new_tensor(self.noise_variance))
 
 
 def default_likelihood(task: Literal["classification", "regression"]) -> Likelihood:
-    """Return the likelihood of a task for which nobody chose one."""
+    """Return the default likelihood of a task."""
     return Categorical() if task == "classification" else GaussianNoise()
