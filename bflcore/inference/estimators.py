@@ -158,7 +158,7 @@ class FlipoutLayer(PerturbedLayer):
 
     @staticmethod
     def noise_shapes(layer: nn.Module, inputs: Tensor, outputs: Tensor) -> dict[str, torch.Size]:
-        """Return the shapes ``[B, channels, 1, ...]`` of the normals that give the signs."""
+        """Return the shapes of one normal per input and output channel, for signs ``[C, 1, 1]``."""
         return {"sign_in": _channels(layer, inputs), "sign_out": _channels(layer, outputs)}
 
 

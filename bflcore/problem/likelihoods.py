@@ -1,4 +1,4 @@
-"""Likelihoods: how a network's outputs explain the targets, and what they predict."""
+"""Likelihoods: the loss of a network's outputs, and the predictions made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Categorical", "GaussianNoise", "Likelihood", "Predictive", "default_
 
 @attrs.frozen(eq=False)
 class Predictive:
-    """Predictions for a cohort's samples, and for a regression the noise of the targets.
+    """The prediction for a cohort's samples: `draws`, and for a regression the noise.
 
     `draws` ``[K, S, B, C]`` are class probabilities, or means of the targets, one per draw S of the
     parameters. `noise` is the variance of the targets (regression), in squared target units:
@@ -34,7 +34,7 @@ class Predictive:
 
 
 class Likelihood(Component, abc.ABC):
-    """Base of likelihoods, chosen with ``--likelihood NAME``; each is for one task."""
+    """Base of likelihoods; ``--likelihood NAME`` selects one. Each is for one task."""
 
     kind: ClassVar[str] = "likelihood"
     task: ClassVar[Literal["classification", "regression"]]

@@ -111,7 +111,7 @@ def regression_sums(mean: Tensor, variance: Tensor, targets: Tensor) -> dict[str
 
 
 def add(left: Sums, right: Sums) -> dict[str, Tensor]:
-    """Add two sums ``[...]`` of the same kind."""
+    """Add two sums of the same kind; tensors ``[...]`` of a name have equal shapes."""
     return {name: left[name] + right[name] for name in left}
 
 

@@ -398,7 +398,7 @@ def _close_fields(case: Case, found: Posterior, expected: Posterior) -> None:
 
 
 def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: int = 1) -> None:
-    """Require two means ``[P]`` to be the same to rounding."""
+    """Require two means ``[P]`` to be equal up to rounding."""
     wanted = expected.double()
     allowed = amplified * rounding(case) * (_reach(case) + wanted.abs()) + tiny(case)
     hold((found.double() - wanted).abs() <= allowed, "mean", found, wanted)

@@ -106,7 +106,7 @@ def options_can_be_typed(part: Part) -> None:
         read = parse_text(part, option.name, text, part.kind)
         if read != value:
             raise AssertionError(
-                f"option {option.name}: the default {value!r} given as {text!r} is read as "
+                f"option {option.name}: the default {value!r} typed as {text!r} is read as "
                 f"{read!r}; choose another default, or another type"
             )
 

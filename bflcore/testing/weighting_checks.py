@@ -75,7 +75,7 @@ def a_client_is_weighed_alone(part: Part) -> None:
         problems.assert_same(
             {"w": alone},
             {"w": together},
-            "weights of clients alone, compared with all together (or declare local = False)",
+            "weights of clients alone, compared with all together (if unequal: local = False)",
         )
 
 

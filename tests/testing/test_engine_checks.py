@@ -192,9 +192,9 @@ def test_every_check_has_an_engine_that_fails_it():
         ("Loses the last client", ROUNDS, "client 2 did not reply"),
         ("Loses the last evaluation", EVALUATION, "no evaluation of the clients 2"),
         ("Yields results as they come", SORTED, "replies of fit come in the order [2, 1, 0]"),
-        ("Names the wrong stage of a fit", FIT, "but blamed is client 1 in evaluate"),
+        ("Names the wrong stage of a fit", FIT, "but errors name client 1 in evaluate"),
         ("Lets exceptions of a fit through", FIT, "yield a ClientError for that client instead"),
-        ("Fails all with the guilty", FIT, "but blamed is client 0 in fit, client 1 in fit"),
+        ("Fails all with the guilty", FIT, "but errors name client 0 in fit, client 1 in fit"),
     ],
 )
 def test_reasons_say_what_to_change(mistake, check, said):

@@ -334,5 +334,5 @@ def test_consolidation_with_a_wrong_number_of_priors_is_not_bayes(surplus):
     y = tuple(draw.normal(size=4) for _ in range(3))
     problem = relations.Regression(x, y, 0.5, draw.normal(size=2), np.array([1.0, 2.0]))
     relations.consolidation_is_exact_bayes(WeightConsolidation(), problem, torch.float64)
-    with pytest.raises(AssertionError, match="at coordinate"):
+    with pytest.raises(AssertionError, match="at parameter"):
         relations.consolidation_is_exact_bayes(rule, problem, torch.float64)

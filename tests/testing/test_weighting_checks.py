@@ -75,4 +75,4 @@ def test_only_a_local_weighting_is_asked_to_weigh_clients_alone():
 
 def test_the_reason_names_the_declaration_to_change():
     (part,) = (part for part, expected in WRONG if expected == {ALONE})
-    assert "then declare local = False" in reasons(part)[ALONE]
+    assert "declare local = False" in reasons(part)[ALONE]

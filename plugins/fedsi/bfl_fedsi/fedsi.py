@@ -154,7 +154,7 @@ class SubnetworkLaplace(GradientInference):
         if not problem.layout.shared_total:
             raise OptionError(
                 "--share: the network does not have shared parameters (share is none, or the head "
-                "is the whole network), so there is nothing to infer; allowed: --share all, or a "
+                "is the whole network), so there is nothing to infer; allowed: share all, or a "
                 "model with layers before its head"
             )
         if not isinstance(problem.likelihood, Categorical | GaussianNoise):
