@@ -75,7 +75,8 @@ def a_client_is_weighed_alone(part: Part) -> None:
         problems.assert_same(
             {"w": alone},
             {"w": together},
-            "weights of clients alone, compared with all together (if unequal: local = False)",
+            "weights of clients alone, compared with all together "
+            "(declare local = False where they differ)",
         )
 
 
