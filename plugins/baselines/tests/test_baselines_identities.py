@@ -60,7 +60,7 @@ def test_the_server_receives_what_fedavg_sends(name, special, optimiser):
     hyper = Accumulate() if name == GroupSnip.name else Fixed()
     expected, _ = trained(Map(**options), of)
     assert not torch.equal(expected, of.initial)
-    kind = load_registry().get("inference", name)
+    kind = load_registry().inferences[name]
     found, _ = trained(kind(**options, **special), of, hyper)
     assert torch.equal(found, expected)
 

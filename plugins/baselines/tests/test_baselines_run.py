@@ -85,7 +85,7 @@ def test_fedsoul_is_fedpop():
     ("words", "expected"),
     [
         (("fedrep", "--share", "all"), "inference.stages"),
-        (("centralised", "--share", "body"), "--share: the inference pooled"),
+        (("centralised", "--share", "body"), "--share: inference pooled"),
         (
             ("scaffold", "-o", "inference.optimiser=adam"),
             "inference.optimiser: 'adam' is not allowed; allowed: 'sgd'",

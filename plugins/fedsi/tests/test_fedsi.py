@@ -44,7 +44,7 @@ def test_the_recipes_are_the_papers():
         assert (method.run.share, method.run.rounds) == ("body", 60)
         assert (method.hyper, method.weighting) == (Continual(zero_variance=0), Equal())
         assert method.inference.predict_select == "informative"
-    assert (ours.inference.covariance, ours.inference.fraction) == ("full", 0.05)
+    assert (ours.inference.covariance, ours.inference.fraction) == ("auto", 0.05)
     assert (factorised.inference.covariance, factorised.inference.fraction) == ("diagonal", 1)
     assert SubnetworkLaplace().prior_variance == 1e-4
     assert SubnetworkLaplace().fraction == 0.05

@@ -65,7 +65,7 @@ class Replies(Session):
     def fit(self, broadcast, clients):
         yield from self.replies
 
-    def remember(self, result):
+    def store(self, result):
         pass
 
     def evaluate(self, broadcast, clients):
