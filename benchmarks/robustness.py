@@ -20,14 +20,14 @@ from bflcore import Broadcast, ClientError, LocalResult
 from bflcore.engines.base import Wrapped
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
-from bflcore.experiments.resolve import Text, resolve
+from bflcore.experiments.resolve import resolve
 from bflcore.experiments.run import execute
 from bflcore.registry.loading import load_registry
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "robustness.md"
 ADVERSARIES = (3, 8)
 STRENGTH = -10.0
-FAULTS: dict[str, object] = {"drop_out": Text("0.3"), "corrupt": Text("0.1")}
+FAULTS: dict[str, object] = {"drop_out": 0.3, "corrupt": 0.1}
 # label -> (aggregator and its options, faults, adversaries)
 MEDIAN: dict[str, object] = {"name": "median"}
 TRIMMED: dict[str, object] = {"name": "trimmed-mean", "fraction": 0.2}
@@ -72,7 +72,7 @@ def run(label: str, folder: Path, rounds: int, seed: int) -> dict:
         "data": {
             "data": "mnist5k",
             "clients": 10,
-            "partition": Text("labels:5"),
+            "partition": "labels:5",
             "train_per_class": 50,
         },
         "aggregator": aggregator,

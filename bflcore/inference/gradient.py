@@ -199,7 +199,8 @@ class Optimiser:
     def step(self, gradient: Tensor) -> None:
         """Take one step for the first k clients, given their gradients ``[k, ...]``."""
         for group, start, end in self._groups:
-            group.grad = gradient[start:end] if end <= len(gradient) else None
+            rows = gradient[start:end].contiguous()  # fused rules need contiguous memory
+            group.grad = rows if end <= len(gradient) else None
         self._rule.step()
 
 
