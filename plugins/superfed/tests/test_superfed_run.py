@@ -70,7 +70,7 @@ def test_a_run_measures_every_lambda_and_reports_the_curve(run):
     for name in ("accuracy", "nll", "ece"):
         each = [client[name] for client in curve["clients"]]
         np.testing.assert_allclose(np.mean(each, 0), curve["mean"][name])
-    assert "Along lambda" in (path / "report.html").read_text()
+    assert "Metrics along lambda" in (path / "report.html").read_text()
 
 
 def test_bytes_are_fedavgs(run):
@@ -86,7 +86,7 @@ def test_the_landscape_is_drawn_from_a_finished_run(run, bfl):
     status, printed = bfl("report", path, "--landscape")
     assert status == 0, printed
     page = (path / "report.html").read_text()
-    assert "Landscape" in page
+    assert "Loss landscape" in page
     assert "federated" in page
 
 
