@@ -1,46 +1,42 @@
-"""The source of standard normals: whose they are, and how they are distributed."""
-
-from __future__ import annotations
+"""Noise for cohorts: normal out to the tails, and each client's own."""
 
 import pytest
 import torch
 from scipy import stats
 
 from bflcore.inference.normals import Noise
-from bflcore.randomness import stream
+from bflcore.testing.problems import generator
+
+DTYPES = [torch.float32, torch.float64]
 
 
-def noise(*clients):
-    return Noise([stream(0, 0, client, "noise") for client in clients])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_noise_is_standard_normal_out_to_the_tails(dtype):
+    count = 4_000_000
+    drawn = Noise([generator(1)]).fill(torch.empty(1, count, dtype=dtype))[0].double()
+    assert stats.kstest(drawn[:200_000].numpy(), "norm").pvalue > 0.001
+    for limit in (3.0, 4.3, 4.6):
+        expected = count * stats.norm.sf(limit)
+        for beyond in (int((drawn > limit).sum()), int((drawn < -limit).sum())):
+            assert abs(beyond - expected) < 4 * expected**0.5  # a Poisson count's deviation
 
 
-def filled(source, *shape, sizes=()):
-    return source.fill(torch.zeros(*shape, dtype=torch.float64), sizes)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_clients_noise_does_not_depend_on_the_others(dtype):
+    sizes = (5, 3, 1)
+    shape = (5, 7)
+    cohort = Noise([generator(seed) for seed in range(3)])
+    for _ in range(2):  # the second draw continues the first
+        together = cohort.fill(torch.zeros(3, *shape, dtype=dtype), sizes)
+        assert bool((together[1, 3:] == 0).all())  # padding is not drawn
+    for seed, size in enumerate(sizes):
+        alone = Noise([generator(seed)])
+        for _ in range(2):
+            found = alone.fill(torch.zeros(1, size, 7, dtype=dtype))[0]
+        assert torch.equal(together[seed, :size], found)
 
 
-def test_a_row_is_what_its_client_draws_alone():
-    together = filled(noise(0, 1, 2), 3, 4, 5)
-    for client in range(3):
-        assert torch.equal(together[client], filled(noise(client), 1, 4, 5)[0])
-
-
-def test_a_client_with_fewer_samples_draws_for_those_alone():
-    together = filled(noise(0, 1), 2, 4, 5, sizes=(4, 3))
-    assert torch.equal(together[1, :3], filled(noise(1), 1, 3, 5)[0])
-    assert not together[1, 3:].any()
-
-
-def test_draws_go_on_where_the_last_ones_ended():
-    source = noise(0)
-    first, second = filled(source, 1, 8), filled(source, 1, 8)
-    assert not torch.isin(first, second).any()
-    assert torch.equal(filled(noise(0), 1, 16), torch.cat([first, second], dim=1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_are_standard_normal(dtype):
-    draws = noise(0).fill(torch.empty(1, 200_000, dtype=dtype))[0].double()
-    assert draws.isfinite().all()
-    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-3
-    assert abs(float(draws.mean())) < 5 / 200_000**0.5
-    assert abs(float(draws.var()) - 1) < 5 * (2 / 200_000) ** 0.5
+def test_the_first_rows_of_a_cohort_can_draw_without_the_others():
+    whole = Noise([generator(0), generator(1)])
+    first = Noise([generator(0)])
+    assert torch.equal(whole.fill(torch.empty(1, 40)), first.fill(torch.empty(1, 40)))
