@@ -43,8 +43,8 @@ SHORT = {
 UNCHOSEN = {kind.name: f"the method's, or {kind.default}" for kind in KINDS if kind.default}
 UNCHOSEN["likelihood"] = "the one for the data's task"
 
-QUIET = click.option("--quiet", is_flag=True, help="no output but errors")
-JSON = click.option("--json", "as_json", is_flag=True, help="output of summary.json at the end")
+QUIET = click.option("--quiet", is_flag=True, help="print nothing but errors")
+JSON = click.option("--json", "as_json", is_flag=True, help="print summary.json at the end")
 
 
 class OptionValue(click.ParamType):  # type: ignore[type-arg]  # generic in new versions only
