@@ -271,9 +271,10 @@ def _components_of(module: object) -> list[type[Component]]:
 
 
 def _check_hooks(module: object) -> None:
-    """Raise `PluginError` for a function that is named or marked like a hook, but is none."""
+    """Raise `PluginError` for a function that is named or marked like a hook, but is not one."""
     for name, value in vars(module).items():
-        marked = hasattr(value, f"{GROUP}_impl")
+        # A module is not callable; asking a lazy one for an attribute would import it.
+        marked = callable(value) and hasattr(value, f"{GROUP}_impl")
         if not callable(value) or not (marked or name.startswith("bfl_")):
             continue
         if name not in HOOKS:

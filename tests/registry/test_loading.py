@@ -271,3 +271,11 @@ def test_the_command_line_names_broken_plugins_exits_0_and_never_imports_torch(t
     states = {one["name"]: one["state"] for one in json.loads(done.stdout)}
     assert states["bfl-bb-broken"] == "broken"
     assert states["bflcore"] == "ok"
+
+
+def test_loading_a_plugin_leaves_its_lazy_modules_alone(install):
+    lazily = "from bflcore.lazy import lazy\ncolours = lazy('colorsys')\n"
+    install("bfl-aa-lazy", lazily + textwrap.dedent(HEALTHY.format(name="lazily")))
+    sys.modules.pop("colorsys", None)
+    assert "lazily" in read_plugins(builtin).methods
+    assert "colorsys" not in sys.modules
