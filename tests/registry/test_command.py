@@ -3,6 +3,7 @@
 import click
 import pytest
 
+import bflcore.cli.run  # noqa: F401 - before the registry is replaced, which it binds
 from bflcore import Command, component
 from bflcore.cli import bfl as group
 from bflcore.registry.loading import Plugin, Registry
