@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+else:
+    np = lazy("numpy")
 
 __all__ = ["SERVER", "numpy_stream", "seeded_globally", "stream"]
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import abc
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
+from bflcore.lazy import lazy
 from bflcore.options import Component
 
-__all__ = ["DataSource", "Dataset", "standardised"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float32]
+    Integers = npt.NDArray[np.int64]
+else:
+    np = lazy("numpy")
+    Floats = Integers = Any  # annotations alone use them
+
+__all__ = ["DataSource", "Dataset", "standardised"]
 
 
 @attrs.frozen(eq=False)

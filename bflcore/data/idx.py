@@ -7,11 +7,16 @@ import math
 import struct
 import zlib
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from bflcore.errors import DataError
+from bflcore.lazy import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = lazy("numpy")
 
 __all__ = ["find_idx", "read_idx"]
 

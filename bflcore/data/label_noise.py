@@ -6,15 +6,20 @@ Test labels stay correct, so that metrics show how well a method learns despite 
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
 from bflcore.data.base import Dataset, Integers
 from bflcore.errors import DataError
+from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = lazy("numpy")
 
 __all__ = ["LabelNoise", "Pair", "Symmetric", "mislabelled"]
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import numpy as np
 
 from bflcore.data.base import Dataset, Integers
 from bflcore.errors import DataError
+from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
 
 __all__ = ["PARTITIONERS", "Partition", "Partitioner", "divide"]
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bflcore.data.base import Dataset, DataSource
 from bflcore.data.idx import find_idx, read_idx
 from bflcore.errors import DataError
+from bflcore.lazy import lazy
 from bflcore.options import component, option
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
 
 __all__ = ["DATASETS"]
 

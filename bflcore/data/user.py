@@ -5,12 +5,16 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bflcore.data.base import Dataset
 from bflcore.errors import DataError
+from bflcore.lazy import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
 
 __all__ = ["load_npz"]
 
