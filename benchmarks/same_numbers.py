@@ -186,7 +186,7 @@ def compare(left: Path, right: Path) -> int:
         different += not same
         print(f"{name:20} {'equal' if same else 'DIFFERENT'}  {len(one)} and {len(two)} rounds")
         if not same and one and two:
-            record, other = next(pair for pair in zip(one, two) if pair[0] != pair[1])  # noqa: B905
+            record, other = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
             keys = [key for key in record | other if record.get(key) != other.get(key)]
             print(f"  round {record['round']}: {', '.join(keys)}")
     return int(different > 0)

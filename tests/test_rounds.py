@@ -27,30 +27,13 @@ from bflcore import (
     Weighting,
     component,
 )
-from bflcore.engines.base import Session
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RunError
 from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort
-from bflcore.testing.problems import first_broadcast, gaussian, normal, problem, reply
+from bflcore.testing.problems import Replies, first_broadcast, gaussian, normal, problem, reply
 
 SIZE = 6
-
-
-class Replies(Session):
-    """Clients whose replies are known beforehand."""
-
-    def __init__(self, *replies):
-        self.replies, self.remembered = replies, []
-
-    def fit(self, broadcast, clients):
-        yield from self.replies
-
-    def store(self, result):
-        self.remembered.extend(result.clients)
-
-    def evaluate(self, broadcast, clients):
-        return iter(())
 
 
 @component
@@ -156,7 +139,7 @@ BAD = {
 def test_a_faulty_client_is_dropped_with_its_reason_and_the_others_count(bad, reason):
     done, session = run([reply([0], GOOD[[0]]), bad, reply([2], GOOD[[2]])])
     assert done.replied == (0, 2)
-    assert session.remembered == [0, 2]
+    assert session.stored == [0, 2]
     (dropped,) = done.dropped
     assert (dropped.client, dropped.stage) == (1, "fit")
     assert re.search(reason, dropped.reason)
@@ -169,7 +152,7 @@ def test_a_faulty_client_is_dropped_with_its_reason_and_the_others_count(bad, re
 def test_a_faulty_row_of_a_cohort_does_not_take_the_others_with_it(field, value):
     done, session = run([spoilt(field, value)])
     assert done.replied == (0, 2)
-    assert session.remembered == [0, 2]
+    assert session.stored == [0, 2]
     assert [(e.client, e.reason) for e in done.dropped] == [(1, f"{field} is not finite")]
 
 

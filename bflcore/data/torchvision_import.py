@@ -42,10 +42,10 @@ def _import() -> ModuleType:
 def _declare() -> None:
     import sys
 
-    import torch
+    from torch import library
 
     for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # half imported
     for name in MISSING:
         with contextlib.suppress(RuntimeError):  # the real operator is there after all
-            torch.library.define(f"torchvision::{name}", SCHEMA)
+            library.define(f"torchvision::{name}", SCHEMA)

@@ -7,13 +7,14 @@ that every cohort is padded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import torch
 from torch import Tensor, nn
 
+from bflcore.engines.base import Session
 from bflcore.inference.base import LocalInference
 from bflcore.layout import Layout
 from bflcore.messages import Broadcast, Cohort, LocalResult
@@ -23,12 +24,14 @@ from bflcore.problem.base import Problem, Shares
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood
 
 if TYPE_CHECKING:
+    from bflcore.engines.base import EvaluationReply, FitReply
     from bflcore.posteriors import Point
 
 __all__ = [
     "IMAGE",
     "QUICK",
     "SIZES",
+    "Replies",
     "assert_same",
     "build",
     "cohort",
@@ -53,6 +56,25 @@ C = TypeVar("C", bound=Component)
 SIZES = (9, 6, 3)  # samples per client of `separable`
 IMAGE = (2, 4, 4)  # shape of an input of `convolutional`
 QUICK: dict[str, object] = {"local_epochs": 2, "batch_size": 4, "lr": 0.01}
+
+
+class Replies(Session):
+    """Clients whose replies are known beforehand; `stored` lists those whose result was kept."""
+
+    def __init__(self, *replies: FitReply) -> None:
+        self.replies, self.stored = replies, list[int]()
+
+    def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
+        """Yield the replies, whatever is asked."""
+        yield from self.replies
+
+    def store(self, result: LocalResult) -> None:
+        """Note the clients."""
+        self.stored.extend(result.clients)
+
+    def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
+        """Yield nothing."""
+        return iter(())
 
 
 def build(part: type[C], **options: object) -> C:

@@ -18,12 +18,11 @@ from torch import nn
 from bflcore import ClientError, GaussianNoise, IncompatibleError, OptionError
 from bflcore.cli import main
 from bflcore.cli.matrix import combinations
-from bflcore.engines.base import Session
 from bflcore.engines.local import Local
 from bflcore.experiments.compatibility import FITTED, check
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.testing.problems import IMAGE, convolutional, dense, problem
+from bflcore.testing.problems import IMAGE, Replies, convolutional, dense, problem
 
 REGISTRY = load_registry()
 INFERENCES = [part.name for part in REGISTRY.inferences.values()]
@@ -43,22 +42,6 @@ PROBLEMS = {
     "images": lambda: problem(convolutional(), shape=IMAGE, head="4", **SINGLE),
     "regression": lambda: problem(rectified(), likelihood=GaussianNoise(), **SINGLE),
 }
-
-
-class Known(Session):
-    """Clients whose replies are known beforehand."""
-
-    def __init__(self, replies):
-        self.replies = replies
-
-    def fit(self, broadcast, clients):
-        yield from self.replies
-
-    def store(self, result):
-        pass
-
-    def evaluate(self, broadcast, clients):
-        return iter(())
 
 
 def made(kind, name):
@@ -118,7 +101,7 @@ def test_every_combination_that_fits_runs_a_round_and_can_go_on(name):
         tried = defaultdict(bool)
         for row in rows:
             sent, replies = sent_and_replies(row["hyper"])
-            done = run_round(recipe_of(row), Known(replies), sent, of.clients, len(of.clients))
+            done = run_round(recipe_of(row), Replies(*replies), sent, of.clients, len(of.clients))
             after = done.broadcast
             assert (after.round, type(after.start)) == (1, type(sent.start)), row
             assert after.start.invalid() is after.prior.invalid() is None, row

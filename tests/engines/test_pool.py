@@ -1,6 +1,8 @@
 """Process pools: order, isolation of crashes, time limits."""
 
+import multiprocessing
 import os
+import signal
 import time
 
 import attrs
@@ -78,6 +80,21 @@ def test_a_process_that_dies_costs_its_own_task_and_is_replaced(work):
         assert (error.client, error.stage) == (1, "fit")
         assert error.reason == "its worker process died (exit code 3)"
         assert len(list(pool.run("fit", broadcast, tasks({}, {}, {}, {})))) == 4
+
+
+def test_a_process_that_died_while_idle_is_replaced_and_costs_nothing(work):
+    worker, broadcast = work
+    with open_pool(worker, 2) as pool:
+        first, _ = pool.run("fit", broadcast, tasks({"seconds": 0.2}, {"seconds": 0.2}))
+        victim = first[0][0]
+        os.kill(victim, signal.SIGKILL)
+        deadline = time.monotonic() + 9
+        while victim in {child.pid for child in multiprocessing.active_children()}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        replies = list(pool.run("fit", broadcast, tasks({}, {}, {})))
+        assert [clients for ((_, clients, _),) in replies] == [[0], [1], [2]]
+        assert victim not in {process for ((process, *_),) in replies}
 
 
 def test_a_client_that_takes_too_long_is_dropped_and_starting_a_process_does_not_count(work):

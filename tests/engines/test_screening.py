@@ -24,33 +24,17 @@ from bflcore import (
     Variational,
     component,
 )
-from bflcore.engines.base import Session, Wrapped
+from bflcore.engines.base import Wrapped
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.testing.problems import gaussian, problem, reply
+from bflcore.testing.problems import Replies, gaussian, problem, reply
 
 SIZE = 5
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-
-
-class Replies(Session):
-    """Clients whose replies are known beforehand."""
-
-    def __init__(self, replies):
-        self.replies = replies
-
-    def fit(self, broadcast, clients):
-        yield from self.replies
-
-    def store(self, result):
-        pass
-
-    def evaluate(self, broadcast, clients):
-        return iter(())
 
 
 @component
@@ -82,7 +66,7 @@ RECIPE = Recipe(Variational(), Average(), Examples(), Noise())
 
 
 def outcome(replies):
-    done = run_round(RECIPE, Replies(replies), SENT, (0, 1, 2))
+    done = run_round(RECIPE, Replies(*replies), SENT, (0, 1, 2))
     return done, {**done.broadcast.start.pack(), **done.broadcast.hyper}
 
 
@@ -225,14 +209,14 @@ def test_statistics_of_another_form_than_the_others_are_refused():
 
     wide = attrs.evolve(honest(1), statistics={"noise": torch.ones(1, 4)})
     recipe = attrs.evolve(RECIPE, hyper=Whatever())
-    done = run_round(recipe, Replies([honest(0), wide, honest(2)]), SENT, (0, 1, 2))
+    done = run_round(recipe, Replies(honest(0), wide, honest(2)), SENT, (0, 1, 2))
     (dropped,) = done.dropped
     assert dropped.client == 1
     assert "as client 0's" in dropped.reason
 
 
 def test_a_client_counts_once_and_only_when_asked():
-    done = run_round(RECIPE, Replies([honest(0), honest(0), honest(7)]), SENT, (0, 1))
+    done = run_round(RECIPE, Replies(honest(0), honest(0), honest(7)), SENT, (0, 1))
     assert done.replied == (0,)
     assert [(e.client, e.reason) for e in done.dropped] == [
         (0, "it replied twice"),

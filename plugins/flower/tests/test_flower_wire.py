@@ -24,10 +24,10 @@ from bflcore import (
     Point,
     Variational,
 )
-from bflcore.engines.base import Session
 from bflcore.messages import Evaluation
 from bflcore.rounds import Recipe, run_round
 from bflcore.testing import problems
+from bflcore.testing.problems import Replies
 
 PARAMETERS = 4
 
@@ -54,22 +54,6 @@ def result():
         {"gradient": torch.ones(1, 3, 2)},
         {"age": torch.tensor([8])},
     )
-
-
-class Replies(Session):
-    """Clients whose replies are known beforehand."""
-
-    def __init__(self, replies):
-        self.replies = replies
-
-    def fit(self, broadcast, clients):
-        yield from self.replies
-
-    def store(self, result):
-        pass
-
-    def evaluate(self, broadcast, clients):
-        return iter(())
 
 
 def answered(reply, stage=FIT):
@@ -195,7 +179,7 @@ def replies(draw):
 def test_no_reply_whatever_it_holds_breaks_the_server_or_its_posterior(content):
     recipe = Recipe(Variational(), Average(), Equal(), Fixed())
     honest = LocalResult((1,), gaussian(1), torch.tensor([5]), torch.tensor([1.0]))
-    session = Replies([honest, *task().read(content)])
+    session = Replies(honest, *task().read(content))
     fused = run_round(recipe, session, broadcast(), [1, 2])
     if fused.replied == (1,):
         assert [error.client for error in fused.dropped] == [2]
