@@ -10,23 +10,7 @@ from bflcore import Component, OptionError, component, option
 from bflcore.options import as_dict, build, changed, options_of, type_name
 from bflcore.options.text import parse_spec, parse_text, spec_text
 
-
-@component
-class Part(Component):
-    """Do something.
-
-    At length.
-    """
-
-    kind = "part"
-    name = "part"
-
-    rate: float = option(0.5, "a rate", above=0, at_most=1)
-    steps: int = option(3, "steps", at_least=1)
-    rule: str = option("adam", "a rule", choices=("adam", "sgd"))
-    widths: tuple[int, ...] = option((100,), "widths", at_least=1)
-    cap: int | None = option(None, "a cap", at_least=1)
-    random: bool = option(False, "at random")
+from .part import Part
 
 
 def test_options_are_listed_with_type_default_help_and_what_is_allowed():
