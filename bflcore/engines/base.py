@@ -88,7 +88,7 @@ class Wrapped(Session):
         self.session.restore(memories)
 
     def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
-        """Survey as the session does."""
+        """Survey as the session does; `known` are the sums ``[...]`` so far."""
         yield from self.session.survey(known, clients)
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:

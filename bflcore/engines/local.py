@@ -83,7 +83,7 @@ class LocalSession(Session):
         self.memories.update(memories)
 
     def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
-        """Survey one client per task; see `Session.survey`."""
+        """Survey one client per task, given the sums ``[...]`` so far; see `Session.survey`."""
         from bflcore.engines.pool import Task
 
         for reply in self.pool.run("survey", known, [Task([client], ()) for client in clients]):

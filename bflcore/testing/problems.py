@@ -71,7 +71,7 @@ class Replies(Session):
         self.answers = answers
 
     def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
-        """Yield the answers, whatever is asked."""
+        """Yield the answers, whatever is asked and `known` ``[...]``."""
         yield from self.answers
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
