@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, SURVEY, Question, Reply, Task, pack
+from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, SURVEY, Question, Task, TaskReply, pack
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.pool import single_threaded
 from bflcore.errors import BflError
@@ -117,7 +117,7 @@ class Node:
             return self.worker.inference.initial_memory(problem)
         return self.store.get(task.memory) if self.store else task.memory
 
-    def _store_memory(self, reply: Reply, task: Task) -> Reply:
+    def _store_memory(self, reply: TaskReply, task: Task) -> TaskReply:
         """Move the memory of a result to the store, if there is one."""
         if self.store is None or not isinstance(reply, LocalResult) or not reply.memory:
             return reply

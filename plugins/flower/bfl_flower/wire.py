@@ -27,6 +27,7 @@ __all__ = [
     "Question",
     "Reply",
     "Task",
+    "TaskReply",
     "pack",
     "unpack",
 ]
@@ -35,7 +36,8 @@ __all__ = [
 FIT, EVALUATE, IDENTIFY, SURVEY = "train", "evaluate", "query", "query.survey"
 
 Tensors = Mapping[str, Tensor]
-Reply = LocalResult | Evaluation | Answer | ClientError
+TaskReply = LocalResult | Evaluation | ClientError
+Reply = TaskReply | Answer
 
 
 class MalformedError(BflError):
@@ -133,7 +135,7 @@ class Task:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
-    def answer(self, replies: Sequence[Reply]) -> RecordDict:
+    def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
         """Return the content of the answer: a result, an evaluation, an error, or nothing."""
         if not replies:
             return pack({})
