@@ -67,7 +67,7 @@ class Shares:
 
 @attrs.frozen(eq=False)
 class Problem:
-    """A network, its likelihood, and the training and test samples of every client.
+    """A network, its likelihood, and the samples of every client: training, test, validation.
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
@@ -84,6 +84,7 @@ class Problem:
     novel: tuple[int, ...] = ()
     seed: int = 0
     rounds: int = 0
+    validation: Shares | None = None
 
     @classmethod
     def assemble(
@@ -114,6 +115,7 @@ class Problem:
 
         train = tensors(dataset.x, dataset.y)
         test = tensors(dataset.x_test, dataset.y_test) if partition.held_out else train
+        held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
         trained = len(ids) - novel
@@ -128,7 +130,13 @@ class Problem:
             novel=ids[trained:],
             seed=seed,
             rounds=rounds,
+            validation=Shares.gather(*train, held, device) if held else None,
         )
+
+    @property
+    def samples(self) -> tuple[Shares, ...]:
+        """Training and test samples, and validation samples where there are any."""
+        return (self.train, self.test, *([self.validation] if self.validation else []))
 
     @property
     def device(self) -> torch.device:
