@@ -131,7 +131,7 @@ def _group(
 
     The groups on validation samples are called validation, validation.global, validation.novel.
     """
-    groups = {}
+    groups: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for validation in (False, True):
         own, prefix = ("validation", "validation.") if validation else ("personal", "")
         on = [e for e in found if e.validation == validation]
