@@ -44,6 +44,7 @@ class Dataset:
     client: Integers | None = None
     x_test: Floats | None = None
     y_test: npt.NDArray[np.int64] | Floats | None = None
+    client_test: Integers | None = None  # owners of the held-out test samples
     standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)
 
     @property

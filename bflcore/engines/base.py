@@ -69,7 +69,10 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
-        """Personalise, predict every client's test samples, and sum their metrics."""
+        """Personalise, predict every client's test samples, and sum their metrics.
+
+        Where the problem has validation samples, a second `Evaluation` follows for each client.
+        """
 
 
 @attrs.frozen(eq=False)

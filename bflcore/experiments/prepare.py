@@ -10,6 +10,7 @@ import numpy as np
 
 from bflcore.data import Dataset, Partition, divide
 from bflcore.data.label_noise import mislabelled
+from bflcore.data.partition import validated
 from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
 from bflcore.layout import Layout
@@ -57,6 +58,13 @@ def prepare(experiment: Experiment) -> Prepared:
         test_per_class=data.test_per_class,
         test_fraction=data.test_fraction,
     )
+    if data.validation_fraction:
+        partition = validated(dataset, partition, data.validation_fraction, run.seed)
+        if not any(map(len, partition.validation)):
+            raise DataError(
+                "--validation-fraction: no client has two training samples; leave it out, or use "
+                "fewer --clients"
+            )
     if experiment.label_noise:
         dataset = mislabelled(
             dataset,

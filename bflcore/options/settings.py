@@ -70,6 +70,12 @@ class DataSettings(Component):
         above=0,
         below=1,
     )
+    validation_fraction: float = option(
+        0.0,
+        "fraction of a client's training samples held out for validation (0 = none)",
+        at_least=0,
+        below=1,
+    )
     label_noise: str | None = option(
         None, "noise on the training labels after the split: pair:0.1, ... (none = off)"
     )

@@ -71,7 +71,7 @@ class Shares:
 
 @attrs.frozen(eq=False)
 class Problem:
-    """A network, its likelihood, and the training and test samples of every client.
+    """A network, its likelihood, and the samples of every client: training, test, validation.
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
@@ -92,6 +92,7 @@ class Problem:
     rounds: int = 0
     standardise: bool = False
     survey: Mapping[str, Tensor] = attrs.field(factory=dict)
+    validation: Shares | None = None
 
     @classmethod
     def assemble(
@@ -122,6 +123,7 @@ class Problem:
 
         train = tensors(dataset.x, dataset.y)
         test = tensors(dataset.x_test, dataset.y_test) if partition.held_out else train
+        held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
         trained = len(ids) - novel
@@ -137,6 +139,7 @@ class Problem:
             seed=seed,
             rounds=rounds,
             standardise=dataset.standardise,
+            validation=Shares.gather(*train, held, device) if held else None,
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
@@ -144,12 +147,18 @@ class Problem:
         if not survey:
             return self
         scaling = Scaling.of(survey) if self.standardise else None
-        train, test = (attrs.evolve(half, scaling=scaling) for half in (self.train, self.test))
-        return attrs.evolve(self, survey=survey, train=train, test=test)
+        train, test, *held = (attrs.evolve(part, scaling=scaling) for part in self.samples)
+        validation = held[0] if held else None
+        return attrs.evolve(self, survey=survey, train=train, test=test, validation=validation)
 
     def moments(self, client: int) -> dict[str, Tensor]:
         """Return what one client answers before all samples are standardised (see `Scaling`)."""
         return moments(*self.train.of(client))
+
+    @property
+    def samples(self) -> tuple[Shares, ...]:
+        """Training and test samples, and validation samples where there are any."""
+        return (self.train, self.test, *([self.validation] if self.validation else []))
 
     @property
     def device(self) -> torch.device:

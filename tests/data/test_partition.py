@@ -1,3 +1,4 @@
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -152,6 +153,7 @@ def test_a_held_out_split_is_never_trained_on_and_matches_the_clients_classes():
     assert sum(map(len, part.train)) == 200
     for client, tests in enumerate(part.test):
         assert set(data.y_test[tests]) == {2 * client, 2 * client + 1}
+    assert sum(map(len, part.test)) == 30
 
 
 def test_a_client_without_samples_is_refused_by_name():
@@ -177,6 +179,17 @@ def test_a_saved_partition_is_read_back(tmp_path):
     part.save(tmp_path / "partition.npz")
     back = Partition.load(tmp_path / "partition.npz")
     assert back.held_out is False
+    assert back.validation == ()
     assert back.clients == part.clients == 5
     for mine, theirs in zip(part.train + part.test, back.train + back.test, strict=True):
         assert np.array_equal(mine, theirs)
+
+
+def test_a_saved_validation_split_is_read_back(tmp_path):
+    part = Partition((np.array([3, 1]), np.array([2])), (np.array([5]),) * 2, True)
+    part = attrs.evolve(part, validation=(np.array([4]), np.array([], np.int64)))
+    part.save(tmp_path / "partition.npz")
+    back = Partition.load(tmp_path / "partition.npz")
+    assert [samples.tolist() for samples in back.validation] == [[4], []]
+    assert [samples.tolist() for samples in back.train] == [[3, 1], [2]]
+    assert back.held_out is True

@@ -1,6 +1,7 @@
 """What a client does in a round: fit, personalise, predict, sum its metrics."""
 
 import attrs
+import pytest
 
 from bflcore import (
     Average,
@@ -9,8 +10,9 @@ from bflcore import (
     Map,
 )
 from bflcore.engines.local import Local
+from bflcore.problem.base import Shares
 from bflcore.rounds import Recipe, begin
-from bflcore.testing.problems import problem
+from bflcore.testing.problems import difference, problem
 
 
 def test_evaluation_blames_its_client():
@@ -50,3 +52,35 @@ def test_a_novel_client_adapts_its_head_before_it_predicts():
     with Local(workers=1).open(strangers, inference, 10) as session:
         (untouched,) = session.evaluate(broadcast, (2,))
     assert float(adapted.personal["nll"]) < float(untouched.personal["nll"])
+
+
+def with_validation(of, sizes):
+    """Let clients validate on copies of their first samples."""
+    rows = [list(range(of.train.start[k], of.train.start[k] + n)) for k, n in enumerate(sizes)]
+    return attrs.evolve(of, validation=Shares.gather(of.train.x, of.train.y, rows))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_validation_samples_are_evaluated_as_test_samples_would_be(workers):
+    of, inference = problem(), Map(local_epochs=1)
+    held = with_validation(of, (3, 2, 0))
+    as_test = attrs.evolve(of, test=held.validation)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=workers).open(held, inference, 10) as session:
+        found = list(session.evaluate(broadcast, of.clients))
+    with Local(workers=1).open(as_test, inference, 10) as session:
+        expected = list(session.evaluate(broadcast, of.clients))
+    assert [e.client for e in found if not e.validation] == [0, 1, 2]
+    validated = [attrs.evolve(e, validation=False) for e in found if e.validation]
+    assert [e.client for e in validated] == [0, 1]
+    assert not difference(validated, expected)
+
+
+def test_a_client_without_test_samples_can_still_validate():
+    of, inference = problem(), Map(local_epochs=1)
+    nobody = Shares.gather(of.test.x, of.test.y, [[]] * 3)
+    held = attrs.evolve(with_validation(of, (2, 2, 1)), test=nobody)
+    with Local(workers=1).open(held, inference, 10) as session:
+        recipe = Recipe(inference, Average(), Equal(), Fixed())
+        found = list(session.evaluate(begin(recipe, held), held.clients))
+    assert [(e.client, e.validation) for e in found] == [(0, True), (1, True), (2, True)]

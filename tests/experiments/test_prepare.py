@@ -76,3 +76,58 @@ def test_a_folder_and_a_device_that_are_not_there_are_refused(tmp_path):
         prepared({"data_dir": str(tmp_path / "none")})
     with pytest.raises(OptionError, match="--device: 'cuda:77' is not available"):
         prepared(device="cuda:77")
+
+
+def samples(shares, client):
+    return {tuple(row) for row in shares.of(client)[0].tolist()}
+
+
+def test_validation_samples_are_cut_off_the_training_samples_and_nothing_else_moves():
+    whole, cut = prepared().problem, prepared({"validation_fraction": 0.25}).problem
+    assert whole.validation is None
+    assert torch.equal(cut.test.x, whole.test.x)
+    assert torch.equal(cut.initial, whole.initial)
+    for client in whole.clients:
+        assert cut.validation.size(client) == 4  # of 16
+        assert samples(cut.train, client) | samples(cut.validation, client) == samples(
+            whole.train, client
+        )
+        kept = [
+            row
+            for row in whole.train.of(client)[0].tolist()
+            if tuple(row) in samples(cut.train, client)
+        ]
+        assert cut.train.of(client)[0].tolist() == kept  # in the order that they had
+
+
+def test_a_clients_validation_samples_depend_on_nobody_else():
+    one = prepared({"validation_fraction": 0.25}).problem
+    fewer = prepared({"validation_fraction": 0.25, "clients": 2}).problem
+    other = prepared({"validation_fraction": 0.25}, seed=1).problem
+    assert samples(one.validation, 1) == samples(fewer.validation, 1)
+    assert samples(one.validation, 1) != samples(other.validation, 1)
+
+
+def test_label_noise_spares_validation_samples():
+    data = {"validation_fraction": 0.25}
+    clean, noisy = prepared(data), prepared(data | {"label_noise": "symmetric:0.9"})
+    assert torch.equal(clean.problem.validation.y, noisy.problem.validation.y)
+    assert not torch.equal(clean.problem.train.y, noisy.problem.train.y)
+
+
+def test_validation_samples_do_not_take_part_in_scaling():
+    data = {"data": "boston", "partition": "iid", "validation_fraction": 0.5}
+    of = surveyed(Map(), prepared(data, dataset={}).problem)
+    train, held = (
+        np.concatenate([part.of(client)[0] for client in of.clients])
+        for part in (of.train, of.validation)
+    )
+    np.testing.assert_allclose(train.mean(0), 0, atol=1e-4)
+    assert abs(held.mean(0)).max() > 1e-3
+    assert abs(held).max() < 100
+
+
+def test_a_validation_split_that_no_client_has_samples_for_is_one_line():
+    data = {"data": "digits", "partition": "iid", "clients": 1797}
+    with pytest.raises(DataError, match="--validation-fraction: no client has two training"):
+        prepared(data | {"validation_fraction": 0.5}, dataset={})

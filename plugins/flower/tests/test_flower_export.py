@@ -189,3 +189,29 @@ def test_a_server_and_three_nodes_one_killed_give_the_local_numbers_and_finish(b
     assert {entry["client"] for entry in last["dropped"]} == {2}
     held = list((app / "nodes").glob("client-0.state/*/*.safetensors"))
     assert 1 <= len(held) <= 2  # the personal state stays on the node
+
+
+@pytest.mark.parametrize("data", [(), ("-o", "dataset.classes=0")], ids=["classes", "regression"])
+def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
+    flags = (*TINY, *data, "--validation-fraction", "0.3")
+    assert bfl("flower", "export", "app", "fedavg", *flags)[0] == 0
+    app = tmp_path / "app"
+    assert (
+        "The node holds 0.3 of the samples in x out for validation."
+        in (app / "README.md").read_text()
+    )
+    experiment = experiment_of(app)
+    whole = prepare(experiment).problem
+    for client in range(3):
+        own = node_problem(app, experiment, client, app / "nodes" / f"client-{client}.npz")
+        assert own.validation.size(client) > 0
+        for mine, theirs in zip(own.samples, whole.samples, strict=True):
+            assert all(map(torch.equal, mine.of(client), theirs.of(client)))
+
+
+def test_wrong_labels_cannot_be_kept_out_of_a_nodes_validation_samples(bfl, tmp_path):
+    flags = (*TINY, "--validation-fraction", "0.3", "--label-noise", "pair:0.1")
+    status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "leave one of the two out" in err
+    assert not (tmp_path / "app").exists()
