@@ -222,8 +222,9 @@ def divide(
 
     Without `train_per_class`, a client with two samples or more tests on at least one. If the data
     has a held-out test split, clients train on their whole share (at most `train_per_class` per
-    class) and are tested on the held-out samples of their training classes. Raises `DataError` if
-    a client would have no training samples.
+    class). They are tested on the held-out samples of their owner where the share has one and the
+    test split names its owners, else on those of their training classes. Raises `DataError` if a
+    client would have no training samples.
     """
     if clients < 1:
         raise DataError(f"--clients: {clients} is not allowed; allowed: 1 to {len(dataset.x)}")
@@ -247,7 +248,7 @@ def divide(
         cap = 0 if held_out else test_per_class
         mine, theirs = _train_and_test(dataset, share, rng, train_per_class, cap, fraction)
         train.append(mine)
-        test.append(_held_out_for(dataset, mine) if held_out else theirs)
+        test.append(_held_out_for(dataset, share, mine) if held_out else theirs)
     return Partition(tuple(train), tuple(test), held_out)
 
 
@@ -294,8 +295,12 @@ def _proportional(sizes: Integers, fraction: float, ties: Integers) -> Integers:
     return counts
 
 
-def _held_out_for(dataset: Dataset, train: Integers) -> Integers:
+def _held_out_for(dataset: Dataset, share: Integers, train: Integers) -> Integers:
     assert dataset.y_test is not None  # noqa: S101 - it comes with x_test
+    if dataset.client is not None and dataset.client_test is not None:
+        owners = np.unique(dataset.client[share])
+        if len(owners) == 1:
+            return np.flatnonzero(dataset.client_test == owners[0])
     if dataset.task == "regression":
         return np.arange(len(dataset.y_test))
     return np.flatnonzero(np.isin(dataset.y_test, np.unique(dataset.y[train])))
