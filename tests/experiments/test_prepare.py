@@ -1,10 +1,13 @@
 """From settings to a problem."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from bflcore import DataError, OptionError
+from bflcore.data.leaf import CHARACTERS
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
@@ -70,3 +73,32 @@ def test_a_folder_and_a_device_that_are_not_there_are_refused(tmp_path):
         prepared({"data_dir": str(tmp_path / "none")})
     with pytest.raises(OptionError, match="--device: 'cuda:77' is not available"):
         prepared(device="cuda:77")
+
+
+def test_a_model_of_codes_refuses_other_values_before_the_run():
+    lstm = {"name": "stacked-lstm", "hidden": 3}
+    with pytest.raises(OptionError, match="model stacked-lstm reads character codes, whole num"):
+        prepared(model=lstm)
+
+
+def leaf_file(path, users):
+    """Write samples of Shakespeare: 80 equal characters, the next of which is the same."""
+    data = {user: {"x": [80 * c for c in line], "y": list(line)} for user, line in users.items()}
+    counts = [len(line) for line in users.values()]
+    path.parent.mkdir(parents=True)
+    content = {"users": list(data), "num_samples": counts, "user_data": data}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_natural_owners_train_and_test_on_their_own_codes(tmp_path):
+    leaf_file(tmp_path / "train" / "a.json", {"OTHELLO": "ab}", "IAGO": "c"})
+    leaf_file(tmp_path / "test" / "a.json", {"OTHELLO": "d", "IAGO": "ef"})
+    data = {"data": "shakespeare", "data_dir": str(tmp_path), "partition": "natural", "clients": 2}
+    flags = {"data": data, "model": {"name": "stacked-lstm", "hidden": 3}}
+    of = prepare(resolve(load_registry(), "fedavg", {}, flags)).problem
+    held = [
+        ["".join(CHARACTERS[code] for code in shares.of(client)[1]) for client in of.clients]
+        for shares in (of.train, of.test)
+    ]
+    assert held == [["c", "ab}"], ["ef", "d"]]  # the smallest name is the first client
+    assert torch.equal(of.train.x, of.train.y[:, None].expand(-1, 80).float())

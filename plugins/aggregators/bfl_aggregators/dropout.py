@@ -1,10 +1,10 @@
 """The inference `mc-dropout`: a point estimate with dropout in training and prediction.
 
 Dropout acts on the inputs of every linear and convolutional layer except the first: on hidden
-units, never on the data (Gal & Ghahramani 2016, section 3). An embedding counts as the first layer.
-In the model `stacked-lstm`, dropout thus acts on the last state alone. Masks are buffers that are replaced at
-each call, so that a step depends on parameters, samples and masks alone; they are drawn from each
-client's own generator.
+units, never on the data (Gal & Ghahramani 2016, section 3). An embedding counts as a first layer;
+in the model `stacked-lstm`, dropout thus acts on the last state alone. Masks are buffers that are
+replaced at each call, so that a step depends on parameters, samples and masks alone; they are drawn
+from each client's own generator.
 """
 
 from __future__ import annotations
