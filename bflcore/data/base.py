@@ -14,6 +14,7 @@ from bflcore.options import Component
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from torch import Tensor
 
     Floats = npt.NDArray[np.float32]
     Integers = npt.NDArray[np.int64]
@@ -28,10 +29,12 @@ __all__ = ["DataSource", "Dataset"]
 class Dataset:
     """A data set in memory, before it is divided among clients.
 
-    `x` is ``[N, ...]`` float32 (images ``[N, C, H, W]`` in [0, 1]; tables ``[N, F]``). `y` is
-    ``[N]`` int64 class labels in ``0..classes-1``, or ``[N, T]`` float32 regression targets.
-    `client` ``[N]`` int64, where the data has natural owners. A *held-out* test split
-    (`x_test`, `y_test`) is never trained on; data sets whose split is a convention of
+    `x` is ``[N, ...]`` float32 (images ``[N, C, H, W]`` in [0, 1]; tables ``[N, F]``; character
+    codes ``[N, T]``), or uint8 to be divided by `unit` once used, which takes a quarter of the
+    memory. `y` is ``[N]`` int64 class labels in ``0..classes-1``, or ``[N, T]`` float32 regression
+    targets. `client` ``[N]`` int64, where the data has natural owners. A *held-out* test split
+    (`x_test`, `y_test`, and `client_test` where its samples have owners, too) is never trained
+    on; data sets whose split is a convention of
     benchmarks (MNIST and its like) arrive pooled in `x` and `y`, and each client's share is
     divided into training and test samples instead, as the personalisation papers do.
     """
@@ -46,11 +49,16 @@ class Dataset:
     y_test: npt.NDArray[np.int64] | Floats | None = None
     client_test: Integers | None = None  # owners of the held-out test samples
     standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)
+    unit: float = 1.0  # the byte that stands for 1: 255 for pixels, 1 for characters
 
     @property
     def outputs(self) -> int:
         """Number of outputs a model needs: classes, or regression targets."""
         return self.classes if self.task == "classification" else int(self.y.shape[1])
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return samples ``[N, ...]`` of `x` as real numbers: bytes in units of `unit`."""
+        return x if x.is_floating_point() else x / self.unit
 
 
 class DataSource(Component, abc.ABC):

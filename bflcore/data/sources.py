@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bflcore.data.base import Dataset, DataSource
 from bflcore.data.idx import find_idx, read_idx
+from bflcore.data.leaf import FEMNIST, Shakespeare
+from bflcore.data.tiny_imagenet import TinyImageNet
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 from bflcore.options import component, option
@@ -208,6 +210,9 @@ DATASETS: tuple[type[DataSource], ...] = (
     CIFAR10,
     CIFAR100,
     EMNIST,
+    TinyImageNet,
+    Shakespeare,
+    FEMNIST,
 )
 
 

@@ -85,9 +85,6 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     likelihood = _likelihood(experiment, dataset)
     with seeded_globally(run.seed, "initialisation"):
         network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
-    samples = torch.zeros(2, *dataset.x.shape[1:])
-    samples[: len(dataset.x)] = torch.as_tensor(dataset.x[:2])
-    networks.check_network(network, samples)
     problem = Problem.assemble(
         dataset,
         partition,
@@ -100,6 +97,11 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
         device=_device(run.device),
         dtype=getattr(torch, run.dtype),
     )
+    for shares in (problem.train, problem.test):
+        experiment.model.check_samples(shares.x)
+    samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
+    samples[: len(problem.train.x)] = problem.train.x[:2]
+    networks.check_network(problem.network, samples)
     experiment.inference.check(problem)
     return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem)
 

@@ -111,18 +111,20 @@ class Problem:
     ) -> Problem:
         """Combine a partitioned data set and a network; the last `novel` clients are held out.
 
-        Parameters, samples and real targets are converted to `dtype` (default: float32).
+        Parameters, samples and real targets are converted to `dtype` (default: float32), samples
+        only once they are gathered: bytes stay bytes until then (see `Dataset`).
         """
         dtype = dtype or torch.float32
 
-        def tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
+        def shares(x: object, y: object, indices: Sequence[Integers]) -> Shares:
             targets = torch.as_tensor(y)
             if targets.is_floating_point():
                 targets = targets.to(dtype)
-            return torch.as_tensor(x).to(dtype), targets
+            gathered = Shares.gather(torch.as_tensor(x), targets, indices, device)
+            return attrs.evolve(gathered, x=dataset.scaled(gathered.x).to(dtype))
 
-        train = tensors(dataset.x, dataset.y)
-        test = tensors(dataset.x_test, dataset.y_test) if partition.held_out else train
+        train = dataset.x, dataset.y
+        test = (dataset.x_test, dataset.y_test) if partition.held_out else train
         held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
@@ -131,15 +133,15 @@ class Problem:
             network,
             layout,
             likelihood,
-            train=Shares.gather(*train, partition.train, device),
-            test=Shares.gather(*test, partition.test, device),
+            train=shares(*train, partition.train),
+            test=shares(*test, partition.test),
             initial=layout.flatten(dict(network.named_parameters())),
             clients=ids[:trained],
             novel=ids[trained:],
             seed=seed,
             rounds=rounds,
             standardise=dataset.standardise,
-            validation=Shares.gather(*train, held, device) if held else None,
+            validation=shares(*train, held) if held else None,
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:

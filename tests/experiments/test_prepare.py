@@ -1,10 +1,13 @@
 """From settings to a problem."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from bflcore import DataError, Map, OptionError
+from bflcore.data.leaf import CHARACTERS
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
@@ -131,3 +134,32 @@ def test_a_validation_split_that_no_client_has_samples_for_is_one_line():
     data = {"data": "digits", "partition": "iid", "clients": 1797}
     with pytest.raises(DataError, match="--validation-fraction: no client has two training"):
         prepared(data | {"validation_fraction": 0.5}, dataset={})
+
+
+def test_a_model_of_codes_refuses_other_values_before_the_run():
+    lstm = {"name": "stacked-lstm", "hidden": 3}
+    with pytest.raises(OptionError, match="model stacked-lstm reads character codes, whole num"):
+        prepared(model=lstm)
+
+
+def leaf_file(path, users):
+    """Write samples of Shakespeare: 80 equal characters, the next of which is the same."""
+    data = {user: {"x": [80 * c for c in line], "y": list(line)} for user, line in users.items()}
+    counts = [len(line) for line in users.values()]
+    path.parent.mkdir(parents=True)
+    content = {"users": list(data), "num_samples": counts, "user_data": data}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_natural_owners_train_and_test_on_their_own_codes(tmp_path):
+    leaf_file(tmp_path / "train" / "a.json", {"OTHELLO": "ab}", "IAGO": "c"})
+    leaf_file(tmp_path / "test" / "a.json", {"OTHELLO": "d", "IAGO": "ef"})
+    data = {"data": "shakespeare", "data_dir": str(tmp_path), "partition": "natural", "clients": 2}
+    flags = {"data": data, "model": {"name": "stacked-lstm", "hidden": 3}}
+    of = prepare(resolve(load_registry(), "fedavg", {}, flags)).problem
+    held = [
+        ["".join(CHARACTERS[code] for code in shares.of(client)[1]) for client in of.clients]
+        for shares in (of.train, of.test)
+    ]
+    assert held == [["c", "ab}"], ["ef", "d"]]  # the smallest name is the first client
+    assert torch.equal(of.train.x, of.train.y[:, None].expand(-1, 80).float())
