@@ -1,14 +1,18 @@
 """What a client does in a round: fit, personalise, predict, sum its metrics."""
 
 import attrs
+import pytest
+import torch
 
 from bflcore import (
     Average,
     Equal,
     Fixed,
     Map,
+    Predictive,
 )
 from bflcore.engines.local import Local
+from bflcore.problem import metrics
 from bflcore.rounds import Recipe, begin
 from bflcore.testing.problems import problem
 
@@ -50,3 +54,23 @@ def test_a_novel_client_adapts_its_head_before_it_predicts():
     with Local(workers=1).open(strangers, inference, 10) as session:
         (untouched,) = session.evaluate(broadcast, (2,))
     assert float(adapted.personal["nll"]) < float(untouched.personal["nll"])
+
+
+def test_a_prediction_in_closed_form_is_what_is_evaluated():
+    @attrs.frozen(kw_only=True)
+    class Sure(Map):
+        """Predicts the first class; its draws are undecided."""
+
+        def predict(self, problem, broadcast, cohort, x):
+            closed = torch.tensor([0.9, 0.1]).expand(1, x.shape[1], 2)
+            draws = torch.stack([closed, closed.flip(-1)], dim=1)
+            return Predictive(draws, closed_form=closed)
+
+    of, inference = problem(), Sure()
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        (found,) = session.evaluate(begin(recipe, of), (0,))
+    y = of.test.of(0)[1]
+    result = metrics.metrics_of(found.personal)
+    assert result["accuracy"] == pytest.approx(float((y == 0).double().mean()))
+    assert result["epistemic"] == pytest.approx(2 * 0.4**2)  # the variances of 0.9, 0.1
