@@ -80,7 +80,7 @@ class VariationalInference(GradientInference):
         "prior of the personal parameters: the first prior, or the client's previous posterior",
         choices=("initial", "previous"),
     )
-    predict_draws: int = option(10, "parameter draws averaged per prediction (S)", at_least=1)
+    predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
 
     def initial(self, problem: Problem) -> Gaussian:
         """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
@@ -107,10 +107,11 @@ class VariationalInference(GradientInference):
     ) -> Predictive:
         """Average over `predict_draws` parameter draws, the same for all samples of a client."""
         whole = client_posterior(problem, broadcast, cohort)
-        shape = (len(x), self.predict_draws, whole.mean.shape[-1])
-        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
-        weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)
-        return problem.likelihood.predictive(problem.outputs(weights, x))
+        noise, out = Noise(cohort.streams("predict")), torch.empty_like(whole.mean)
+        # One draw at a time: its weights stay in cache, and memory does not grow with the draws.
+        drawn = (whole.sample(noise.fill(out)) for _ in range(self.predict_draws))
+        outputs = [problem.forward(weights, x) for weights in drawn]
+        return problem.likelihood.predictive(torch.stack(outputs, dim=1))
 
 
 @component

@@ -135,7 +135,7 @@ class SubnetworkLaplace(GradientInference):
         "uncertainty)",
         choices=("probit", "mc", "mean"),
     )
-    predict_draws: int = option(100, "number of draws of the linearised outputs", at_least=1)
+    predict_draws: int = option(50, "number of draws of the linearised outputs", at_least=1)
     head_epochs: int = option(
         10, "fine-tuning epochs of the personal parameters before each evaluation", at_least=0
     )
