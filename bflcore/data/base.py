@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
+from bflcore.errors import OptionError
 from bflcore.lazy import lazy
 from bflcore.options import Component
 
@@ -21,7 +22,7 @@ else:
     np = lazy("numpy")
     Floats = Integers = Any  # annotations alone use them
 
-__all__ = ["DataSource", "Dataset", "standardised"]
+__all__ = ["DataSource", "Dataset", "centred", "standardised"]
 
 
 @attrs.frozen(eq=False)
@@ -66,6 +67,24 @@ def standardised(dataset: Dataset, train: Integers) -> Dataset:
 
     y = scale(dataset.y) if dataset.task == "regression" else dataset.y
     return attrs.evolve(dataset, x=scale(dataset.x), y=y, standardise=False)
+
+
+def centred(dataset: Dataset) -> Dataset:
+    """Scale images from [0, 1] to [-1, 1].
+
+    Raises `OptionError` for other inputs: samples without height and width, or values outside
+    [0, 1].
+    """
+    arrays = {"x": dataset.x} | ({} if dataset.x_test is None else {"x_test": dataset.x_test})
+    low = min(float(x.min()) for x in arrays.values())
+    high = max(float(x.max()) for x in arrays.values())
+    if dataset.x.ndim != 4 or low < 0 or high > 1:
+        raise OptionError(
+            f"--input-range: -1,1 is for images with values in [0, 1], but {dataset.name} has "
+            f"samples of shape {list(dataset.x.shape[1:])} with values from {low:.3g} to "
+            f"{high:.3g}; allowed here: 0,1, which leaves them as they are"
+        )
+    return attrs.evolve(dataset, **{name: 2 * x - 1 for name, x in arrays.items()})
 
 
 class DataSource(Component, abc.ABC):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from bflcore.data import Dataset, Partition, divide, standardised
+from bflcore.data import Dataset, Partition, centred, divide, standardised
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
@@ -47,6 +47,8 @@ def prepare(experiment: Experiment) -> Prepared:
     run, data = experiment.run, experiment.data
     _device(run.device)
     dataset = _dataset(experiment)
+    if data.input_range == "-1,1":
+        dataset = centred(dataset)
     _likelihood(experiment, dataset)
     partition = divide(
         dataset,

@@ -70,3 +70,17 @@ def test_a_folder_and_a_device_that_are_not_there_are_refused(tmp_path):
         prepared({"data_dir": str(tmp_path / "none")})
     with pytest.raises(OptionError, match="--device: 'cuda:77' is not available"):
         prepared(device="cuda:77")
+
+
+def test_images_are_scaled_to_the_input_range_and_tables_are_refused():
+    digits = {"data": "digits", "partition": "iid"}
+    plain = prepared(digits, dataset={}).problem
+    scaled = prepared(digits | {"input_range": "-1,1"}, dataset={}).problem
+    for of, other in ((plain.train, scaled.train), (plain.test, scaled.test)):
+        torch.testing.assert_close(other.x, 2 * of.x - 1)
+        assert torch.equal(other.y, of.y)
+    assert torch.equal(plain.initial, scaled.initial)
+    with pytest.raises(OptionError, match="--input-range: -1,1 is for images .* synthetic has"):
+        prepared({"input_range": "-1,1"})
+    with pytest.raises(OptionError, match="input-range: '0,255'"):
+        prepared(digits | {"input_range": "0,255"}, dataset={})
