@@ -8,9 +8,11 @@ from bfl_bpfed.bpfed import ReinforcedVariational
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
+from bflcore.inference.gradient import batches
+from bflcore.inference.normals import Noise
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.testing.problems import cohort, first_broadcast, problem
+from bflcore.testing.problems import cohort, first_broadcast, normal, problem
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
 DOUBLE = torch.float64
@@ -39,8 +41,6 @@ def test_one_step_descends_the_gradient_of_q_as_autograd_finds_it():
     mean = start.mean.clone().requires_grad_()
     rho = (start.variance.log() / 2).requires_grad_()
 
-    from bflcore.inference.normals import Noise
-
     eps = Noise(members.streams("noise")).fill(torch.empty(1, len(mean), dtype=DOUBLE))[0]
     outputs = of.forward((mean + rho.exp() * eps)[None], members.x)[0]
     n = members.sizes[0]
@@ -65,8 +65,51 @@ def test_the_transmitted_copy_takes_the_step_of_eq_11():
     torch.testing.assert_close(v.posterior.mean[0], (mean - 0.001 * mean.grad).detach())
     expected = (2 * (rho - 0.001 * rho.grad)).exp().detach()
     torch.testing.assert_close(v.posterior.variance[0], expected)
-    for name in q.memory:  # the personal head is the client's own, reinforcement or not
+    for name in q.memory:  # under a common prior of the heads, each client keeps its posterior
         torch.testing.assert_close(v.memory[name], q.memory[name])
+
+
+@pytest.mark.parametrize("copy_steps", [1, 2])
+def test_a_round_with_copies_of_body_and_head_is_algorithm_1_by_hand(copy_steps):
+    of = problem(sizes=(9,), sharing="body")
+    inference = ReinforcedVariational(
+        estimator="reparameterisation", optimiser="sgd", lr=0.05, local_epochs=2, batch_size=4,
+        kl_weight=0.7, personal_prior="previous", reinforce_steps=copy_steps, reinforce_lr=0.002,
+    )  # fmt: skip
+    own = Gaussian(0.3 * normal(1, of.layout.personal_total, seed=8),
+                   0.01 * normal(1, of.layout.personal_total, seed=9).exp())  # fmt: skip
+    members = attrs.evolve(cohort(of, inference), memory=own.pack("personal."))
+    broadcast = first_broadcast(inference, of)
+    found = inference.fit(of, broadcast, members)
+
+    start, pi = broadcast.start.join(own[0], of.layout), broadcast.prior.join(own[0], of.layout)
+    q, v = (
+        [one.mean.clone().requires_grad_(), (one.variance.log() / 2).requires_grad_()]
+        for one in (start, pi)
+    )
+
+    def divergence(q, v):
+        return Gaussian(q[0], (2 * q[1]).exp()).kl(Gaussian(v[0], (2 * v[1]).exp()))
+
+    def descend(parameters, objective, lr):
+        gradients = torch.autograd.grad(objective, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.data -= lr * gradient
+
+    noise = Noise(members.streams("noise"))
+    for batch in batches(inference, members):
+        eps = noise.fill(torch.empty(1, of.layout.total, dtype=DOUBLE))[0]
+        outputs = of.forward((q[0] + q[1].exp() * eps)[None], batch.x)[0]
+        nll = of.likelihood.nll(outputs, batch.y[0]).mean()  # eq. 10 over n
+        descend(q, nll + 0.7 / 9 * divergence(q, v), 0.05)
+        for _ in range(copy_steps):
+            descend(v, divergence(q, v), 0.002)  # eq. 11
+    zeta, eta = Gaussian(v[0].detach(), (2 * v[1]).exp().detach()).split(of.layout)
+    kept = Gaussian.unpack(found.memory, "personal.")
+    for ours, expected in ((found.posterior[0], zeta), (kept[0], eta)):
+        torch.testing.assert_close(ours.mean, expected.mean)
+        torch.testing.assert_close(ours.variance, expected.variance)
+    assert not torch.equal(kept.mean, own.mean)
 
 
 def test_the_rate_of_the_copy_falls_as_that_of_the_posterior():
