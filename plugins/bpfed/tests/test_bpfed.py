@@ -5,11 +5,14 @@ import pytest
 import torch
 
 from bfl_bpfed.bpfed import ReinforcedVariational
-from bflcore import Average, Broadcast, Continual, Equal, Gaussian, Map
+from bflcore import Average, Broadcast, Continual, EmpiricalBayes, Equal, Fixed, Gaussian, Map
+from bflcore.errors import RoundError
+from bflcore.hyper import Accumulate
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
 from bflcore.inference.gradient import batches
 from bflcore.inference.normals import Noise
+from bflcore.inference.variational import prior_of_cohort
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.problems import cohort, first_broadcast, normal, problem
@@ -147,8 +150,6 @@ def test_the_personal_prior_is_the_clients_own_last_posterior():
         torch.full((1, of.layout.personal_total), 0.3, dtype=DOUBLE),
         torch.full((1, of.layout.personal_total), 0.04, dtype=DOUBLE),
     )
-    from bflcore.inference.variational import prior_of_cohort
-
     members = attrs.evolve(cohort(of, inference), memory=own.pack("personal."))
     broadcast = first_broadcast(inference, of)
     prior = prior_of_cohort(inference, of, broadcast, members)
@@ -201,3 +202,68 @@ def test_the_prior_of_a_round_is_the_last_rounds_result():
     with Local(workers=1).open(of, inference, 10) as session:
         following: Broadcast = run_round(recipe, session, begin(recipe, of), of.clients).broadcast
     assert following.prior is following.start
+
+
+COMMON = {"personal_prior": "common", "local_epochs": 2, "batch_size": 4, "lr": 0.02}
+
+
+def round_after_round(of, inference, hyper, rounds, aggregator=None):
+    """Run rounds; yield the round, and the memories that clients keep after it."""
+    recipe = Recipe(inference, aggregator or Average(), Equal(), hyper)
+    broadcast = begin(recipe, of)
+    with Local(workers=1).open(of, inference, 10) as session:
+        for _ in range(rounds):
+            done = run_round(recipe, session, broadcast, of.clients)
+            broadcast = done.broadcast
+            yield done, dict(session.memories)
+
+
+@pytest.mark.parametrize("hyper", [Continual(), EmpiricalBayes(), Fixed()], ids=lambda h: h.name)
+@pytest.mark.parametrize("copy_steps", [0, 1])
+def test_the_common_prior_of_heads_is_the_linear_pool_of_the_last_round(hyper, copy_steps):
+    of = problem(sharing="body")
+    inference = ReinforcedVariational(reinforce_steps=copy_steps, **COMMON)
+    plain = attrs.evolve(inference, personal_prior="initial")
+    (expected, _), *_ = round_after_round(of, plain, hyper, 1)
+    rounds = list(round_after_round(of, inference, hyper, 2))
+    (first, kept), (second, _) = rounds
+    assert first.dropped == second.dropped == ()
+    means, variances = (
+        torch.stack([memory[f"personal.{name}"] for memory in kept.values()])
+        for name in ("mean", "variance")
+    )
+    prior = prior_of_cohort(inference, of, first.broadcast, cohort(of, inference))
+    head = prior.split(of.layout)[1]
+    for row in range(3):
+        torch.testing.assert_close(head.mean[row], means.mean(0))
+        pooled = (variances + (means - means.mean(0)).square()).mean(0)
+        torch.testing.assert_close(head.variance[row], pooled)
+    # The first round has the first prior, and what travels besides are the heads' moments.
+    torch.testing.assert_close(first.broadcast.start.mean, expected.broadcast.start.mean)
+    heads = 3 * 2 * of.layout.personal_total * 8
+    assert first.bytes_up == expected.bytes_up + heads
+
+
+def test_a_common_prior_pulls_the_heads_together():
+    of = problem(sharing="body")
+    spreads = {}
+    for personal_prior in ("previous", "common"):
+        options = COMMON | {"personal_prior": personal_prior, "kl_weight": 20.0, "local_epochs": 20}
+        inference = ReinforcedVariational(**options)
+        *_, (_, kept) = round_after_round(of, inference, Continual(), 6)
+        means = torch.stack([memory["personal.mean"] for memory in kept.values()])
+        spreads[personal_prior] = float(means.var(0).sum())
+    assert spreads["common"] < 0.9 * spreads["previous"]
+
+
+def test_a_hyper_update_that_does_not_pool_heads_is_named():
+    of = problem(sharing="body")
+    with pytest.raises(RoundError, match="inference.personal_prior: common .* allowed: --hyper"):
+        list(round_after_round(of, ReinforcedVariational(**COMMON), Accumulate(), 2))
+
+
+def test_without_personal_parameters_nothing_is_sent_and_nothing_is_pooled():
+    of = problem(sharing="all")
+    (done, _), (last, _) = round_after_round(of, ReinforcedVariational(**COMMON), Continual(), 2)
+    assert not done.broadcast.hyper
+    assert last.dropped == ()
