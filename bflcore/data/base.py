@@ -75,16 +75,16 @@ def centred(dataset: Dataset) -> Dataset:
     Raises `OptionError` for other inputs: samples without height and width, or values outside
     [0, 1].
     """
-    arrays = {"x": dataset.x} | ({} if dataset.x_test is None else {"x_test": dataset.x_test})
-    low = min(float(x.min()) for x in arrays.values())
-    high = max(float(x.max()) for x in arrays.values())
+    arrays = [dataset.x] if dataset.x_test is None else [dataset.x, dataset.x_test]
+    low, high = min(float(x.min()) for x in arrays), max(float(x.max()) for x in arrays)
     if dataset.x.ndim != 4 or low < 0 or high > 1:
         raise OptionError(
             f"--input-range: -1,1 is for images with values in [0, 1], but {dataset.name} has "
             f"samples of shape {list(dataset.x.shape[1:])} with values from {low:.3g} to "
             f"{high:.3g}; allowed here: 0,1, which leaves them as they are"
         )
-    return attrs.evolve(dataset, **{name: 2 * x - 1 for name, x in arrays.items()})
+    x, *held_out = (2 * x - 1 for x in arrays)
+    return attrs.evolve(dataset, x=x, x_test=held_out[0] if held_out else None)
 
 
 class DataSource(Component, abc.ABC):

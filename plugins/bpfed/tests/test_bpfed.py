@@ -6,10 +6,10 @@ import torch
 
 from bfl_bpfed.bpfed import ReinforcedVariational
 from bflcore import Average, Broadcast, Continual, EmpiricalBayes, Equal, Fixed, Gaussian, Map
-from bflcore.errors import RoundError
-from bflcore.hyper import Accumulate
 from bflcore.engines.local import Local
+from bflcore.errors import RoundError
 from bflcore.experiments.resolve import resolve
+from bflcore.hyper import Accumulate
 from bflcore.inference.gradient import batches
 from bflcore.inference.normals import Noise
 from bflcore.inference.variational import prior_of_cohort
