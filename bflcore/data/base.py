@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
+from bflcore.errors import OptionError
 from bflcore.lazy import lazy
 from bflcore.options import Component
 
@@ -22,7 +23,7 @@ else:
     np = lazy("numpy")
     Floats = Integers = Any  # annotations alone use them
 
-__all__ = ["DataSource", "Dataset"]
+__all__ = ["DataSource", "Dataset", "centred"]
 
 
 @attrs.frozen(eq=False)
@@ -59,6 +60,25 @@ class Dataset:
     def scaled(self, x: Tensor) -> Tensor:
         """Return samples ``[N, ...]`` of `x` as real numbers: bytes in units of `unit`."""
         return x if x.is_floating_point() else x / self.unit
+
+
+def centred(dataset: Dataset) -> Dataset:
+    """Scale images from [0, 1] to [-1, 1].
+
+    Raises `OptionError` for other inputs: samples without height and width, or values outside
+    [0, 1].
+    """
+    given = [dataset.x] if dataset.x_test is None else [dataset.x, dataset.x_test]
+    arrays = [x if x.dtype.kind == "f" else x / np.float32(dataset.unit) for x in given]
+    low, high = min(float(x.min()) for x in arrays), max(float(x.max()) for x in arrays)
+    if dataset.x.ndim != 4 or low < 0 or high > 1:
+        raise OptionError(
+            f"--input-range: -1,1 is for images with values in [0, 1], but {dataset.name} has "
+            f"samples of shape {list(dataset.x.shape[1:])} with values from {low:.3g} to "
+            f"{high:.3g}; allowed here: 0,1, which leaves them as they are"
+        )
+    x, *held_out = (2 * x - 1 for x in arrays)
+    return attrs.evolve(dataset, x=x, x_test=held_out[0] if held_out else None)
 
 
 class DataSource(Component, abc.ABC):

@@ -177,7 +177,8 @@ def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
 def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
-        return metrics.classification_sums(draws, y, bins)
+        closed = None if predictive.closed_form is None else predictive.closed_form[0]
+        return metrics.classification_sums(draws, y, bins, closed)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
     return metrics.regression_sums(draws.mean(0), variance, y)

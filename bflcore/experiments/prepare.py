@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from bflcore.data import Dataset, Partition, divide
+from bflcore.data import Dataset, Partition, centred, divide
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.partition import validated
 from bflcore.data.user import load_npz
@@ -48,6 +48,8 @@ def prepare(experiment: Experiment) -> Prepared:
     run, data = experiment.run, experiment.data
     _device(run.device)
     dataset = _dataset(experiment)
+    if data.input_range == "-1,1":
+        dataset = centred(dataset)
     _likelihood(experiment, dataset)
     partition = divide(
         dataset,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from bflcore.errors import OptionError
 from bflcore.inference.gradient import (
     Batch,
     GradientInference,
@@ -26,9 +27,16 @@ from bflcore.inference.gradient import (
     steps,
     trainable_mask,
 )
-from bflcore.inference.memory import Memory, client_posterior, join_personal, local_result
+from bflcore.inference.memory import (
+    COMMON,
+    Memory,
+    client_posterior,
+    join_personal,
+    local_result,
+)
 from bflcore.inference.normals import Noise
 from bflcore.lazy import lazy
+from bflcore.messages import within
 from bflcore.options import component, option
 from bflcore.posteriors import Gaussian
 
@@ -77,10 +85,11 @@ class VariationalInference(GradientInference):
     )
     personal_prior: str = option(
         "initial",
-        "prior of the personal parameters: the first prior, or the client's previous posterior",
-        choices=("initial", "previous"),
+        "prior of the personal parameters: the first prior, the client's previous posterior, or "
+        "`common`, the pool of all clients' posteriors, which clients then send",
+        choices=("initial", "previous", "common"),
     )
-    predict_draws: int = option(10, "parameter draws averaged per prediction (S)", at_least=1)
+    predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
 
     def initial(self, problem: Problem) -> Gaussian:
         """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
@@ -107,10 +116,11 @@ class VariationalInference(GradientInference):
     ) -> Predictive:
         """Average over `predict_draws` parameter draws, the same for all samples of a client."""
         whole = client_posterior(problem, broadcast, cohort)
-        shape = (len(x), self.predict_draws, whole.mean.shape[-1])
-        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
-        weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)
-        return problem.likelihood.predictive(problem.outputs(weights, x))
+        noise, out = Noise(cohort.streams("predict")), torch.empty_like(whole.mean)
+        # One draw at a time: its weights stay in cache, and memory does not grow with the draws.
+        drawn = (whole.sample(noise.fill(out)) for _ in range(self.predict_draws))
+        outputs = [problem.forward(weights, x) for weights in drawn]
+        return problem.likelihood.predictive(torch.stack(outputs, dim=1))
 
 
 @component
@@ -131,9 +141,14 @@ class Variational(VariationalInference):
 def prior_of_cohort(
     inference: VariationalInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Gaussian:
-    """Return the prior of all parameters ``[K, P]``: the broadcast one, and each client's own."""
-    if problem.layout.personal_total and inference.personal_prior == "initial":
+    """Return the prior of all parameters ``[K, P]``: the broadcast one, and each client's own.
+
+    Raises `OptionError` if the server did not pool the clients' personal posteriors.
+    """
+    if problem.layout.personal_total and inference.personal_prior != "previous":
         personal = inference.prior(problem).split(problem.layout)[1]
+        if inference.personal_prior == "common" and broadcast.round:
+            personal = _common(broadcast)
         memory = Memory(personal=personal.map(lambda t: t.expand(len(cohort.clients), -1)))
         cohort = attrs.evolve(cohort, memory=memory.pack())
     return _gaussian(join_personal(problem, broadcast.prior, cohort))
@@ -183,7 +198,11 @@ def fit_gaussians(
             after_step(theta[:k])
             weight = scale / anchor.variance
     posterior = Gaussian(theta[:, 0], (2 * theta[:, 1]).exp())
-    return local_result(problem, cohort, posterior, mean_loss(loss, steps(inference, cohort)))
+    sent: Mapping[str, Tensor] = {}
+    if inference.personal_prior == "common" and problem.layout.personal_total:
+        sent = Memory(personal=posterior.split(problem.layout)[1]).pack()
+    mean = mean_loss(loss, steps(inference, cohort))
+    return local_result(problem, cohort, posterior, mean, sent)
 
 
 def _average(
@@ -198,6 +217,15 @@ def _average(
         for total, estimate in zip(totals, expected(mean, sigma, batch), strict=True):
             total.add_(estimate, alpha=1 / draws)
     return totals
+
+
+def _common(broadcast: Broadcast) -> Gaussian:
+    if not (found := within(broadcast.hyper, COMMON)):
+        raise OptionError(
+            "inference.personal_prior: common is not allowed with this --hyper, which does not "
+            "pool the clients' posteriors; allowed: --hyper continual, empirical-bayes or fixed"
+        )
+    return Gaussian.unpack(found)
 
 
 def _gaussian(posterior: Posterior) -> Gaussian:

@@ -94,6 +94,17 @@ def test_parts_swap(bfl, tmp_path, swap):
     assert json.loads(out)["rounds"] == 1
 
 
+def test_the_input_range_is_recorded_and_impossible_ones_are_one_line(bfl, tmp_path):
+    images = ("--data", "digits", "--clients", "3", "--rounds", "1", "--local-epochs", "1")
+    assert bfl("run", "fedavg", *images, "--input-range", "-1,1", "--out", "run", "--quiet")[0] == 0
+    stored = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
+    assert stored["data"]["input_range"] == "-1,1"
+    status, _, err = bfl("run", "fedavg", *QUICK, "--input-range=-1,1", "--out", "table")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--input-range" in err
+    assert not (tmp_path / "table").exists()
+
+
 def test_a_weighting_without_effect_is_noted(bfl):
     status, _, err = bfl(
         "run",

@@ -163,3 +163,17 @@ def test_natural_owners_train_and_test_on_their_own_codes(tmp_path):
     ]
     assert held == [["c", "ab}"], ["ef", "d"]]  # the smallest name is the first client
     assert torch.equal(of.train.x, of.train.y[:, None].expand(-1, 80).float())
+
+
+def test_images_are_scaled_to_the_input_range_and_tables_are_refused():
+    digits = {"data": "digits", "partition": "iid"}
+    plain = prepared(digits, dataset={}).problem
+    scaled = prepared(digits | {"input_range": "-1,1"}, dataset={}).problem
+    for of, other in ((plain.train, scaled.train), (plain.test, scaled.test)):
+        torch.testing.assert_close(other.x, 2 * of.x - 1)
+        assert torch.equal(other.y, of.y)
+    assert torch.equal(plain.initial, scaled.initial)
+    with pytest.raises(OptionError, match="--input-range: -1,1 is for images .* synthetic has"):
+        prepared({"input_range": "-1,1"})
+    with pytest.raises(OptionError, match="input-range: '0,255'"):
+        prepared(digits | {"input_range": "0,255"}, dataset={})

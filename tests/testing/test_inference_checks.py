@@ -90,6 +90,11 @@ def predict_logits(self, problem, broadcast, cohort, x):
     return Predictive(found.draws.log())
 
 
+def predict_logits_in_closed_form(self, problem, broadcast, cohort, x):
+    found = Map.predict(self, problem, broadcast, cohort, x)
+    return Predictive(found.draws, closed_form=found.mean.log())
+
+
 def personalise_badly(when):
     def personalise(self, problem, broadcast, cohort):
         memory = Map.personalise(self, problem, broadcast, cohort)
@@ -208,6 +213,10 @@ MISTAKES = {
         {MEMORY},
     ),
     "Predicts logits": ({"predict": predict_logits}, {PREDICTIONS, NOVEL}),
+    "Predicts logits in closed form": (
+        {"predict": predict_logits_in_closed_form},
+        {PREDICTIONS, NOVEL},
+    ),
     "Personalises to nothing": ({"personalise": personalise_badly(False)}, {PREDICTIONS}),
     "Adapts novel clients to nothing": ({"personalise": personalise_badly(True)}, {NOVEL}),
 }

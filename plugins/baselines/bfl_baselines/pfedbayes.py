@@ -41,7 +41,8 @@ class PersonalBayes(FollowingPrior):
         q, personal = fitted.posterior, Memory.unpack(fitted.memory, Gaussian).personal
         if personal is not None:
             q = q.join(personal, problem.layout)
-        return attrs.evolve(fitted, posterior=w, memory=keep_own(fitted.memory, q))
+        shared = w.split(problem.layout)[0]
+        return attrs.evolve(fitted, posterior=shared, memory=keep_own(fitted.memory, q))
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort

@@ -37,6 +37,9 @@ server = server_app(FOLDER)
 client = client_app(FOLDER)
 '''
 
+# What the app's README adds to the shape of a sample.
+RANGES = {"0,1": "", "-1,1": " of floats in [-1, 1]"}
+
 README = """# {method} on Flower
 
 On every machine: `pip install {distributions}`, the same versions everywhere.
@@ -147,7 +150,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
             method=experiment.method,
             distributions=" ".join(needed),
             last=data.clients - 1,
-            shape=form["shape"],
+            shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
             validation=VALIDATION.format(share) if (share := data.validation_fraction) else "",
             out=out,
