@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["FollowingPrior", "ReinforcedVariational"]
+__all__ = ["FollowingPrior", "PriorCopy", "ReinforcedVariational"]
 
 
 @component
@@ -34,21 +34,19 @@ class FollowingPrior(VariationalInference):
 
     reinforce_lr: float = option(1e-3, "learning rate of the copy of the prior", above=0)
 
-    def fit_and_follow(
+    def prior_copy(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, copy_steps: int
-    ) -> tuple[LocalResult, Gaussian]:
-        """Fit every client's q; v takes `copy_steps` steps after each step of q.
+    ) -> PriorCopy:
+        """Return the copies v ``[K, P]``; they start at the prior, and take `copy_steps` at a time.
 
-        Returns the result for q, and v ``[K, P_shared]``.
+        Only the shared parameters follow the posterior.
         """
         v = prior_of_cohort(self, problem, broadcast, cohort).map(torch.clone)
         theta = torch.stack([v.mean, v.variance.log() / 2], dim=1)
         taken = tuple(copy_steps * n for n in steps(self, cohort))
         lr = self.reinforce_lr / self.lr * self.lr_at(cohort.round)  # decays like that of q
         rule = Optimiser(theta, taken, self.optimiser, lr, self.momentum)
-        copy = PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, "shared"))
-        fitted = fit_gaussians(self, problem, broadcast, cohort, after_step=copy.follow, anchor=v)
-        return fitted, v.split(problem.layout)[0]
+        return PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, "shared"))
 
 
 @component
@@ -69,8 +67,11 @@ class ReinforcedVariational(FollowingPrior):
         """Minimise Q_i (eq. 10) while the copy of the prior follows (eq. 11)."""
         if not self.reinforce_steps:
             return fit_gaussians(self, problem, broadcast, cohort)
-        fitted, v = self.fit_and_follow(problem, broadcast, cohort, self.reinforce_steps)
-        return attrs.evolve(fitted, posterior=v)
+        copy = self.prior_copy(problem, broadcast, cohort, self.reinforce_steps)
+        fitted = fit_gaussians(
+            self, problem, broadcast, cohort, after_step=copy.follow, anchor=copy.v
+        )
+        return attrs.evolve(fitted, posterior=copy.v.split(problem.layout)[0])
 
 
 @attrs.frozen(eq=False)
