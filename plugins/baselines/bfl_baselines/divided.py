@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bflcore import Layout
 from bflcore.lazy import lazy
@@ -54,12 +53,19 @@ class Divided:
 
 
 def personal_module(layout: Layout) -> str:
-    """Return the path of the module that holds exactly the personal parameters ("": none does)."""
-    named = list(zip(layout.names, layout.shared, strict=True))
-    modules = [name.split(".")[:-1] for name, shared in named if not shared]
-    path = ".".join(commonprefix(modules)) if modules else ""
-    inside = [shared for name, shared in named if name.startswith(f"{path}.")]
-    return "" if any(inside) else path
+    """Return the path of the module that holds exactly the personal parameters ("": none does).
+
+    There must also be shared ones.
+    """
+    if not layout.shared_total:
+        return ""
+    tensors = list(zip(layout.names, layout.shared, strict=True))
+    first = next((name for name, shared in tensors if not shared), "").split(".")
+    for depth in range(len(first) - 1, 0, -1):
+        path = ".".join(first[:depth])
+        if all(name.startswith(f"{path}.") != shared for name, shared in tensors):
+            return path
+    return ""
 
 
 def ends_with(network: nn.Module, path: str, sample: Tensor) -> bool:
@@ -69,10 +75,12 @@ def ends_with(network: nn.Module, path: str, sample: Tensor) -> bool:
     """
     if not path:
         return False
-    seen: list[Any] = []
-    hook = network.get_submodule(path).register_forward_hook(
-        lambda module, inputs, output: seen.append(output)
-    )
+    seen: list[Tensor] = []
+
+    def record(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append(output)
+
+    hook = network.get_submodule(path).register_forward_hook(record)
     with torch.no_grad():
         output = network(sample)
     hook.remove()
@@ -82,12 +90,9 @@ def ends_with(network: nn.Module, path: str, sample: Tensor) -> bool:
 def part(layout: Layout, shared: bool, prefix: str = "") -> Layout:
     """Return the layout of the shared or the personal tensors, without `prefix` in their names."""
     tensors = zip(layout.names, layout.shapes, layout.shared, strict=True)
-    chosen = [(name.removeprefix(prefix), shape) for name, shape, is_it in tensors if is_it == shared]
-    return Layout(
-        tuple(name for name, _ in chosen),
-        tuple(shape for _, shape in chosen),
-        (shared,) * len(chosen),
-    )
+    chosen = [(name.removeprefix(prefix), shape) for name, shape, s in tensors if s is shared]
+    names, shapes = zip(*chosen, strict=True)
+    return Layout(names, shapes, (shared,) * len(chosen))
 
 
 def run(network: nn.Module, layout: Layout, vectors: Tensor, x: Tensor) -> Tensor:

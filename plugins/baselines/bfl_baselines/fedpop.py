@@ -214,8 +214,8 @@ class LossOnAll:
     def of_head(self, w: Tensor, z: Tensor, features: list[Tensor]) -> Tensor:
         """Return the gradient for the heads ``[k, P_personal]``, given the bodies' `features`."""
 
-        def loss(z: Tensor, batch: Batch, number: int) -> Tensor:
-            return self._loss(w, z, features[number], batch)
+        def loss(z: Tensor, number: int) -> Tensor:
+            return self._loss(w, z, features[number], self._batches[number])
 
         return self._differentiate(loss, z)[1]
 
@@ -225,7 +225,8 @@ class LossOnAll:
         All draws share one pass through the body.
         """
 
-        def loss(w: Tensor, batch: Batch, number: int) -> Tensor:
+        def loss(w: Tensor, number: int) -> Tensor:
+            batch = self._batches[number]
             features = self._network.features(w, batch.x)
             return torch.stack([self._loss(w, z, features, batch) for z in draws]).mean(0)
 
@@ -236,13 +237,14 @@ class LossOnAll:
         return loss_per_client(self._problem, self._network.outputs(w[:k], z[:k], features), batch)
 
     def _differentiate(
-        self, loss: Callable[[Tensor, Batch, int], Tensor], at: Tensor
+        self, loss: Callable[[Tensor, int], Tensor], at: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Return `loss` and its gradient at ``[k, ...]``, each summed over the numbered batches."""
         total, gradient = at.new_zeros(len(at)), torch.zeros_like(at)
-        for number, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
-            k = len(batch.sizes)
+        for number, share in enumerate(self._shares):
+            k = len(share)
             leaf = at[:k].detach().requires_grad_()
-            mean = share * loss(leaf, batch, number)
+            mean = share * loss(leaf, number)
             total[:k] += mean.detach()
             if at.shape[1]:
                 gradient[:k] += torch.autograd.grad(mean.sum(), leaf)[0]

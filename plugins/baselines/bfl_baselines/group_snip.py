@@ -60,9 +60,9 @@ class GroupSnip(PointInference):
         return local_result(problem, cohort, Point(w), loss)
 
     def _sensitivity(self, problem: Problem, cohort: Cohort, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean losses ``[K]`` and n w dL/dw ``[K, P_shared]``, on each client's n samples.
+        """Return the mean loss ``[K]`` and n w dL/dw ``[K, P_shared]`` on each client's n samples.
 
-        Both are 0 for a client without samples.
+        Both are 0 without samples.
         """
         full = self.replace(local_epochs=1, batch_size=max(1, *cohort.sizes))
         differentiate, loss, gradient = Gradient(problem), w.new_zeros(len(w)), torch.zeros_like(w)

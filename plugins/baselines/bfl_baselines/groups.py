@@ -48,9 +48,10 @@ class Groups:
         return padded[:, self.index.to(values.device)]
 
     def mask(self, scores: Tensor, pruned: int) -> Tensor:
-        """Return a mask ``[K, P]``: 0 for the `pruned` groups with the lowest `scores` ``[K, count]``.
+        """Return a mask ``[K, P]``: 0 for the `pruned` groups with the lowest scores.
 
-        Of groups with equal scores the first ones are pruned; parameters without a group are kept.
+        `scores` ``[K, count]``. Of groups with equal scores the first ones are pruned. Parameters
+        without a group are kept.
         """
         lowest = scores.argsort(dim=1, stable=True)[:, :pruned]
         return self.spread(torch.ones_like(scores).scatter_(1, lowest, 0.0), 1.0)

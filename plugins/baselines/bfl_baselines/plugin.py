@@ -136,6 +136,7 @@ class PFedBayes(Method):
     reference = "Zhang et al. 2022, Algorithm 1"
     inference = PersonalBayes(
         initial_sigma=0.0789,  # softplus(-2.5), the paper's rho
+        estimator="reparameterisation",  # as in the paper: one draw of the weights per step
         kl_weight=10.0,  # the paper's zeta
         local_epochs=4,  # the paper's 20 minibatches (R), at 250 samples in batches of 50
     )

@@ -1,7 +1,6 @@
 """The methods' own steps against their equations, walked by hand; and the noise of the chain."""
 
 import attrs
-import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
