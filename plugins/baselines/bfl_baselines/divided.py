@@ -69,7 +69,7 @@ def personal_module(layout: Layout) -> str:
 
 
 def ends_with(network: nn.Module, path: str, sample: Tensor) -> bool:
-    """Return whether the output of `network` is that of its module `path`, which runs once.
+    """Return whether the output of `network` is that of the first run of its module `path`.
 
     `sample` ``[1, ...]`` is any input of the network.
     """
@@ -84,7 +84,7 @@ def ends_with(network: nn.Module, path: str, sample: Tensor) -> bool:
     with torch.no_grad():
         output = network(sample)
     hook.remove()
-    return len(seen) == 1 and seen[0] is output
+    return bool(seen) and seen[0] is output
 
 
 def part(layout: Layout, shared: bool, prefix: str = "") -> Layout:
