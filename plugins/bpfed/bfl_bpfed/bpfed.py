@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["FollowingPrior", "ReinforcedVariational"]
+__all__ = ["FollowingPrior", "PriorCopy", "ReinforcedVariational"]
 
 
 @component
@@ -35,26 +35,24 @@ class FollowingPrior(VariationalInference):
 
     reinforce_lr: float = option(1e-3, "learning rate of the copy of the prior", above=0)
 
-    def fit_and_follow(
+    def prior_copy(
         self,
         problem: Problem,
         broadcast: Broadcast,
         cohort: Cohort,
         copy_steps: int,
         following: Trainable = "shared",
-    ) -> tuple[LocalResult, Gaussian]:
-        """Fit every client's q; v takes `copy_steps` steps after each step of q.
+    ) -> PriorCopy:
+        """Return the copies v ``[K, P]``; they start at the prior, and take `copy_steps` at a time.
 
-        Only the parameters `following` of v change. Returns the result for q, and v ``[K, P]``.
+        Only the parameters `following` of v change.
         """
         v = prior_of_cohort(self, problem, broadcast, cohort).map(torch.clone)
         theta = torch.stack([v.mean, v.variance.log() / 2], dim=1)
         taken = tuple(copy_steps * n for n in steps(self, cohort))
         lr = self.reinforce_lr / self.lr * self.lr_at(cohort.round)  # decays like that of q
         rule = Optimiser(theta, taken, self.optimiser, lr, self.momentum)
-        copy = PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, following))
-        fitted = fit_gaussians(self, problem, broadcast, cohort, after_step=copy.follow, anchor=v)
-        return fitted, v
+        return PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, following))
 
 
 @component
@@ -78,10 +76,13 @@ class ReinforcedVariational(FollowingPrior):
         if not self.reinforce_steps:
             return fit_gaussians(self, problem, broadcast, cohort)
         own = self.personal_prior == "previous"
-        fitted, v = self.fit_and_follow(
+        copy = self.prior_copy(
             problem, broadcast, cohort, self.reinforce_steps, "all" if own else "shared"
         )
-        shared, personal = v.split(problem.layout)
+        fitted = fit_gaussians(
+            self, problem, broadcast, cohort, after_step=copy.follow, anchor=copy.v
+        )
+        shared, personal = copy.v.split(problem.layout)
         memory = {**fitted.memory, **Memory(personal=personal).pack()} if own else fitted.memory
         return attrs.evolve(fitted, posterior=shared, memory=memory)
 
