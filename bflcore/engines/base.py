@@ -31,6 +31,10 @@ class Engine(Component, abc.ABC):
 
     kind: ClassVar[str] = "engine"
 
+    def clients_per_step(self, problem: Problem) -> int:
+        """Return how many clients one training step trains at most (default: 1)."""
+        return 1
+
     @abc.abstractmethod
     def open(
         self, problem: Problem, inference: LocalInference, bins: int

@@ -28,7 +28,7 @@ Memory = Mapping[str, Tensor]
 Stage = Literal["survey", "fit", "evaluate"]
 Sums = dict[str, Tensor]
 
-BLOCK = 2048  # samples predicted at a time; bounds memory, does not change results
+BLOCK = 2048  # samples predicted at a time; bounds memory
 
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:

@@ -40,6 +40,11 @@ class LocalInference(Component, abc.ABC):
     # pools-samples    `fit` reads the samples of all clients, which only a simulation can give it
     tags: ClassVar[frozenset[str]] = frozenset()
 
+    @property
+    def leaves_certain(self) -> bool:
+        """Whether `fit` gives variance 0, certainty, to parameters that it did not infer."""
+        return False
+
     def check(self, problem: Problem) -> None:
         """Raise `OptionError` for a problem that this inference cannot handle (default: none).
 

@@ -30,6 +30,7 @@ __all__ = [
     "last_linear",
     "normalisation",
     "resnet18",
+    "unbatchable",
 ]
 
 # Names of the running statistics in PyTorch's normalisation layers.
@@ -332,11 +333,48 @@ def check_network(network: nn.Module, samples: Tensor) -> None:
         )
 
 
+def unbatchable(network: nn.Module, samples: Tensor) -> str:
+    """Say where and why `torch.func.vmap` cannot run several networks at once; "" if it can.
+
+    The network is tried on `samples` ``[B, ...]``, as two clients with the same parameters. Code
+    that reads the value of a tensor, as ``.item()`` and ``if`` do, and some changes in place cannot
+    be batched.
+    """
+    parameters = {name: torch.stack([one.detach()] * 2) for name, one in network.named_parameters()}
+    entered: list[str] = []  # the modules that are running, innermost last
+
+    def leave(*_: object) -> None:
+        entered.pop()
+
+    handles = []
+    for path, module in network.named_modules():
+        enter = partial(lambda where, *_: entered.append(where), _describe(path, module))
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.func.vmap(partial(torch.func.functional_call, network))(
+                parameters, torch.stack([samples] * 2)
+            )
+    except Exception as error:  # noqa: BLE001 - a network may raise anything
+        why = f"{type(error).__name__}: {error}".partition("\n")[0].partition(". ")[0]
+        where = entered[-1] if entered else type(network).__name__
+        return f"{where} fails under torch.func.vmap ({why})"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ""
+
+
+def _describe(path: str, module: nn.Module) -> str:
+    name = type(module).__name__
+    return f"layer {path} ({name})" if path else name
+
+
 def _first(network: nn.Module, found: Callable[[nn.Module], bool]) -> str:
     """Return the path and type of the first module that `found` accepts, or an empty string."""
     for path, module in network.named_modules():
         if found(module):
-            return f"layer {path} ({type(module).__name__})" if path else type(module).__name__
+            return _describe(path, module)
     return ""
 
 

@@ -185,6 +185,29 @@ def test_a_users_own_model_runs(bfl, tmp_path):
     assert status == 0, err
 
 
+def test_a_network_that_cannot_be_batched_is_warned_of_once_and_runs(bfl, tmp_path):
+    (tmp_path / "cli_gates.py").write_text(
+        "from torch import nn\n"
+        "class Gate(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x / max(1.0, x.max().item())\n"
+        "def make(input_shape, outputs):\n"
+        "    return nn.Sequential(Gate(), nn.Linear(input_shape[0], outputs))\n"
+    )
+    words = ("run", "fedavg", *QUICK, "--model", "cli_gates:make", "--quiet")
+    status, out, err = bfl(*words, "-o", "engine.chunk=3", "--out", "together")
+    assert (status, out) == (0, "")
+    (line,) = err.splitlines()
+    assert line.startswith(
+        "warning: the 3 clients of a training step are trained one after another"
+    )
+    assert "layer 0 (Gate)" in line
+    stored = json.loads((tmp_path / "together" / "environment.json").read_text())["warnings"]
+    assert [f"warning: {text}" for text in stored] == [line]
+    assert bfl(*words, "--out", "alone") == (0, "", "")
+    assert records(tmp_path / "alone") == records(tmp_path / "together")
+
+
 MISTAKES = {
     "method": (("run", "bpfd"), "unknown method 'bpfd' (did you mean bpfed?)"),
     "part": (("run", "fedavg", "--aggregator", "averge"), "(did you mean average?)"),

@@ -19,6 +19,7 @@ from bflcore.models.networks import (
     TwoCNN,
     check_network,
     last_linear,
+    unbatchable,
 )
 
 GROUPS = 4
@@ -281,3 +282,66 @@ def test_layers_of_one_sample_alone_are_accepted():
         nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm([3, 4, 4]), nn.InstanceNorm2d(3), constant),
         torch.randn(2, 3, 4, 4),
     )
+
+
+class Gate(nn.Module):
+    """Scales its inputs by their largest value, as a Python number."""
+
+    def forward(self, x):
+        return x / max(1.0, x.max().item())
+
+
+class Branch(nn.Module):
+    """Takes one of two ways, by the sign of a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Tanh(), nn.Sequential(nn.ReLU())])
+
+    def forward(self, x):
+        return self.ways[0](x) if x.sum() > 0 else self.ways[1](x)
+
+
+class Whole(nn.Module):
+    """Branches itself, outside of all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        logits = self.head(x)
+        return logits if logits.sum() > 0 else -logits
+
+
+@pytest.mark.parametrize(
+    ("network", "where", "why"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.Sequential(Gate(), nn.ReLU())), "layer 1.0 (Gate)",
+         "item()"),
+        (nn.Sequential(Branch(), nn.Linear(4, 2)), "layer 0 (Branch)", "control flow"),
+        (Whole(), "Whole", "control flow"),
+    ],
+)  # fmt: skip
+def test_a_network_that_cannot_be_batched_over_clients_is_described_by_the_layer(
+    network, where, why
+):
+    found = unbatchable(network, torch.randn(2, 4))
+    assert found.startswith(f"{where} fails under torch.func.vmap (RuntimeError: vmap: ")
+    assert why in found
+    assert "\n" not in found
+    assert unbatchable(network, torch.randn(2, 4)) == found  # no hooks are left behind
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (Perceptron(4, (3,), 2), (4,)),
+        (TwoCNN(1, 8, 8, 2), (1, 8, 8)),
+        (LeNet(1, 28, 28, 2), (1, 28, 28)),
+        (ResNet20(3, 2), (3, 8, 8)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_networks_of_the_core_can_be_batched_over_clients(network, shape):
+    assert unbatchable(network, torch.randn(2, *shape)) == ""

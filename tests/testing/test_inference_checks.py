@@ -15,6 +15,7 @@ from .verdicts import failing, label, reasons, sentences, wrong
 UNTOUCHED = "inputs stay untouched"
 SURVEY = "survey is a sum over clients"
 FAMILY = "results have the declared family"
+CERTAIN = "certainty is declared"
 DTYPE = "keeps the dtype"
 REPEATS = "repeats itself"
 GLOBAL = "global randomness stays untouched"
@@ -243,7 +244,21 @@ def conjugate(mistake, **fields):
     return wrong(Variational, mistake, tags=frozenset({"exact-conjugate"}), **fields)
 
 
+def certain(first):
+    """Return a `fit` after which variances are zero from parameter `first` on."""
+
+    def fit(self, problem, broadcast, cohort):
+        result = Variational.fit(self, problem, broadcast, cohort)
+        q = result.posterior
+        zeros = torch.arange(q.variance.shape[1]) >= first
+        return attrs.evolve(result, posterior=Gaussian(q.mean, q.variance.masked_fill(zeros, 0.0)))
+
+    return fit
+
+
 WRONG += [
+    (wrong(Variational, "Declares certainty and has none", leaves_certain=True), {CERTAIN}),
+    (wrong(Variational, "Keeps its certainty secret", fit=certain(40)), {CERTAIN, NO_DATA}),
     (conjugate("Claims to be exact and is not"), {EXACT}),
     (conjugate("Forgets the noise's variance", fit=bayes(noise_counts=False)), {EXACT}),
 ]

@@ -171,6 +171,11 @@ class SubnetworkLaplace(GradientInference):
                 "lower inference.fraction, or set inference.covariance=diagonal"
             )
 
+    @property
+    def leaves_certain(self) -> bool:
+        """Whether variances outside the subnetwork are 0: unless it is the whole network."""
+        return self.fraction < 1
+
     def size(self, problem: Problem) -> int:
         """Return the size of the subnetwork, |S| = E |R|, rounded, at least 1."""
         return max(1, round(self.fraction * problem.layout.shared_total))

@@ -402,25 +402,27 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        (),
-        ("--aggregator", "linear-pool"),
-        ("--aggregator", "log-linear-pool"),
-        ("--aggregator", "conflation"),
-        ("--hyper", "empirical-bayes"),
-        ("--share", "all"),
-        ("--novel-clients", "1"),
-        ("-o", "inference.predictive=mc"),
-    ],
-    ids=" ".join,
-)
-def test_a_run_mixes_with_other_parts(bfl, tmp_path, flags):
-    if "linear-pool" in " ".join(flags) or "conflation" in flags:
+OTHER_PARTS = {  # flags -> whether the run is warned of
+    (): False,
+    ("--aggregator", "linear-pool"): False,
+    ("--aggregator", "log-linear-pool"): True,
+    ("--aggregator", "conflation"): True,
+    ("--aggregator", "conflation", "-o", "inference.fraction=1"): False,
+    ("--hyper", "empirical-bayes"): False,
+    ("--share", "all"): False,
+    ("--novel-clients", "1"): False,
+    ("-o", "inference.predictive=mc"): False,
+}
+
+
+@pytest.mark.parametrize(("flags", "warned"), OTHER_PARTS.items(), ids=str)
+def test_a_run_mixes_with_other_parts(bfl, tmp_path, flags, warned):
+    if "--aggregator" in flags:
         pytest.importorskip("bfl_aggregators")
     status, _, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
     assert status == 0, err
+    assert err.startswith("warning: inference subnetwork-laplace sends variance 0") == warned
+    assert len(err.splitlines()) == warned
     assert '"dropped": []' in (tmp_path / "run" / "summary.json").read_text()
 
 
