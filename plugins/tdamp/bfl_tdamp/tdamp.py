@@ -75,12 +75,13 @@ class Tdamp(LocalInference):
     )
     forgetting: float = option(
         0.96,
-        "fraction of the precision retained after the first sweep (lambda)",
+        "fraction of the precision retained after the first round (lambda); each of its tau sweeps "
+        "retains lambda^(1/tau)",
         above=0,
         at_most=1,
     )
     fading: float | None = option(
-        None, "number of sweeps after which forgetting has halved (none: it is constant)", above=0
+        None, "number of rounds after which forgetting has halved (none: it is constant)", above=0
     )
     momentum: float = option(
         0.8,
@@ -150,10 +151,15 @@ class Tdamp(LocalInference):
         still = TdampMemory(velocity=torch.zeros_like(problem.initial))
         return super().initial_memory(problem) | still.pack()
 
-    def retention(self, sweeps: int) -> float:
-        """Return lambda, the fraction of the precision retained after sweep number `sweeps`."""
-        slower = 1 + sweeps / self.fading if self.fading else 1.0
-        return 1 - (1 - self.forgetting) / slower
+    def retention(self, round: int) -> float:
+        """Return the fraction of the precision retained after each of a round's tau sweeps.
+
+        lambda^(1/tau), so that a round retains lambda however many sweeps it has: what a round
+        forgets is replaced by evidence of the clients' own samples, tau times over.
+        """
+        slower = 1 + round / self.fading if self.fading else 1.0
+        kept: float = (1 - (1 - self.forgetting) / slower) ** (1 / self.local_epochs)
+        return kept
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Infer every client's posterior from the start, sweep by sweep (Algorithm 1)."""
@@ -189,13 +195,12 @@ class Tdamp(LocalInference):
         PasP with lambda < 1 (eq. 27) and the round's prior; `counted` ``[k, 1]`` is how many times
         the precisions count the data.
         """
-        before = cohort.round * self.local_epochs
-        ends = [divmod(taken, n) for n in _minibatches(self, cohort)[: len(counted)]]
-        if all(rest for _, rest in ends):
+        ends = [taken % n == 0 for n in _minibatches(self, cohort)[: len(counted)]]
+        if not any(ends):
             return
-        kept = [1.0 if rest else self.retention(before + sweep - 1) for sweep, rest in ends]
-        share = counted.new_tensor(kept)[:, None]
-        counted.add_(counted.new_tensor([not rest for _, rest in ends])[:, None]).mul_(share)
+        retained = self.retention(cohort.round)
+        share = counted.new_tensor([retained if end else 1.0 for end in ends])[:, None]
+        counted.add_(counted.new_tensor(ends)[:, None]).mul_(share)
         temper(state, share)
 
     def predict(

@@ -196,7 +196,8 @@ def test_what_is_forgotten_is_not_counted():
     inference = Tdamp(local_epochs=3, batch_size=4, forgetting=0.9)
     broadcast = problems.first_broadcast(inference, of)
     found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
-    assert float(found.counted) == pytest.approx(0.9 + 0.81 + 0.729)
+    a_sweep = 0.9 ** (1 / 3)
+    assert float(found.counted) == pytest.approx(a_sweep + a_sweep**2 + 0.9)
 
 
 @pytest.mark.parametrize("location", [-2.7, -1.0, -0.3, 0.0, 0.25])
@@ -381,9 +382,25 @@ def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
     torch.testing.assert_close(blended.slab_mean, mean)
 
 
+@pytest.mark.parametrize("sweeps", [1, 3, 10])
+def test_a_round_forgets_as_much_with_one_sweep_as_with_many(sweeps):
+    """Under noise so large that data say nothing, lambda of what was known is left of a round."""
+    x, y = orthogonal(6)
+    of = linear_problem(x, y)
+    inference = sweeping(noise=1e12, local_epochs=sweeps, forgetting=0.7, batch_size=2)
+    broadcast = problems.first_broadcast(inference, of)
+    known = attrs.evolve(broadcast.start, slab_variance=torch.full((3,), V / 50).double())
+    broadcast = attrs.evolve(broadcast, start=known)
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
+    precision = 0.7 * 50 / V + 0.3 / V
+    torch.testing.assert_close(found.slab_variance[0], torch.full((3,), 1 / precision).double())
+    mean = 0.7 * 50 / V / precision * known.slab_mean
+    torch.testing.assert_close(found.slab_mean[0], mean, rtol=1e-6, atol=1e-9)
+
+
 def test_forgetting_fades():
-    inference = Tdamp(forgetting=0.9, fading=10.0)
-    assert [1 - inference.retention(sweeps) for sweeps in (0, 10, 20)] == pytest.approx(
+    inference = Tdamp(forgetting=0.9, fading=10.0, local_epochs=4)
+    assert [1 - inference.retention(rounds) ** 4 for rounds in (0, 10, 20)] == pytest.approx(
         [0.1, 0.05, 0.1 / 3]
     )
 
