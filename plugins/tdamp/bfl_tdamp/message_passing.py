@@ -145,7 +145,8 @@ def pass_messages(
 def forward_pass(net: list[Layer], x: Tensor) -> list[Forward]:
     """Propagate means and variances of inputs ``[K, B, N]`` layer by layer (eq. 17-19).
 
-    Inputs are centred, which reduces the error of treating the weights as independent.
+    The network's inputs are centred, which reduces the error of treating the weights as
+    independent.
     """
     passes: list[Forward] = []
     mean, spread = x, None  # of the layer's inputs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from bfl_tdamp.message_passing import State, forward_pass, own, pass_messages, temper
-from bfl_tdamp.network import chain, layers
+from bfl_tdamp.network import chain, layers, parameter_names
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
 from bflcore import LocalInference, OptionError, Predictive, component, option
 from bflcore.inference.gradient import batches, mean_loss, steps
@@ -33,7 +33,6 @@ else:
 __all__ = ["Tdamp", "TdampMemory", "outputs"]
 
 LAST = 0.1  # scale of the last layer's initial means, so that outputs start near zero
-CENTRE_SAMPLES = 2048  # training samples for the mean activations at which layers are centred
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -94,7 +93,7 @@ class Tdamp(LocalInference):
         "weight n/n_k on the likelihood of client k, so that the geometric mean weighted by "
         "examples counts every sample once per sweep",
     )
-    centred: bool = option(True, "expansion of every layer around its mean input")
+    centred: bool = option(True, "expansion of the first layer around its mean input")
     predictive: str = option(
         "moments",
         "quantities propagated for prediction: `moments`, or posterior means alone (`mean`)",
@@ -118,16 +117,16 @@ class Tdamp(LocalInference):
     def initial(self, problem: Problem) -> Posterior:
         """Return slabs N(m, v_0/n) ``[P]``, m ~ N(0, c/n) with c = 2 after a ReLU and else c = 1.
 
-        n is the number of inputs; biases have N(0, v_0). Layers are centred at the mean activations
-        of a network with these means over training samples of all clients.
+        n is the number of inputs; biases have N(0, v_0). The first layer is centred at the mean
+        input; the centres of the others are 0.
         """
         order, columns = chain(problem), groups(problem.layout)
         mean = _first_means(problem, order)
         log_odds = mean.new_full((columns.total,), float(torch.logit(torch.tensor(self.rho))))
         centre = torch.zeros_like(log_odds)
         if self.centred:
-            for name, value in _mean_activations(problem, mean, order).items():
-                centre[columns.slices[name]] = value
+            first = parameter_names(problem.layout, order[0])[0]
+            centre[columns.slices[first]] = _input_centre(problem)
         return BernoulliGaussian.of(
             problem.layout,
             mean,
@@ -288,7 +287,7 @@ def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> list[float]:
     The geometric mean raises client k's posterior to the power n_k / n. With prior p and
     likelihoods l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts data once.
     """
-    total = sum(map(problem.train.size, problem.clients)) if inference.pooled else 0
+    total = _total(problem) if inference.pooled else 0
     return [total / size if total and size else 1.0 for size in cohort.sizes]
 
 
@@ -306,13 +305,17 @@ def _first_means(problem: Problem, order: list[str]) -> Tensor:
     return mean
 
 
-def _mean_activations(problem: Problem, mean: Tensor, order: list[str]) -> dict[str, Tensor]:
-    """Return each layer's mean input, by the name of its weights, in a network of these means."""
-    x = problem.train.x[: problem.train.end[max(problem.clients)]]  # novel clients come last
-    u = x[:: -(-len(x) // CENTRE_SAMPLES)].flatten(1)
-    matrices, found = problem.layout.unflatten(mean), {}
-    for path in order:
-        name = f"{path}.weight".lstrip(".")
-        found[name] = u.mean(0)
-        u = ((u - found[name]) @ matrices[name].T).relu()
-    return found
+def _input_sum(x: Tensor) -> Tensor:
+    """Return the sum ``[N]`` of flattened inputs ``[n, ...]``: sums of clients add up."""
+    return x.flatten(1).sum(0)
+
+
+def _input_centre(problem: Problem) -> Tensor:
+    """Return the mean input ``[N]`` over the training samples of all clients."""
+    sums = [_input_sum(problem.train.of(client)[0]) for client in problem.clients]
+    return torch.stack(sums).sum(0) / max(_total(problem), 1)
+
+
+def _total(problem: Problem) -> int:
+    """Return the number of training samples of all clients."""
+    return sum(map(problem.train.size, problem.clients))

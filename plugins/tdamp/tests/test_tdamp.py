@@ -86,6 +86,16 @@ def test_fusion_is_the_normalised_geometric_mean_by_quadrature():
     assert float(fused.log_odds[group]) == pytest.approx(kept - removed, abs=1e-8)
 
 
+def test_only_the_input_is_centred_at_its_mean_over_all_samples_that_train():
+    """A weighted mean of the clients' means, so that sums of inputs and counts are all it needs."""
+    of = attrs.evolve(problems.separable((9, 6, 3)), clients=(0, 1), novel=(2,))
+    centre = Tdamp().initial(of).centre.numpy()
+    means = [np.mean(of.train.of(client)[0].numpy(), 0) for client in (0, 1)]
+    assert centre[:4] == pytest.approx((9 * means[0] + 6 * means[1]) / 15)
+    assert not centre[4:].any()
+    assert not Tdamp(centred=False).initial(of).centre.any()
+
+
 def test_identical_clients_agree():
     q = posteriors(1)
     same = q[[0, 0, 0]]
