@@ -25,6 +25,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from bflcore import Broadcast
 from bflcore.data.sources import FashionMNIST
 from bflcore.experiments.prepare import Prepared, prepare
 from bflcore.experiments.resolve import resolve
@@ -97,7 +98,9 @@ def figures(run: Prepared, posterior: Any, **reading: Any) -> dict[str, float]:
     problem = run.problem
     x, y = problem.test.x, problem.test.y
     inference = attrs.evolve(run.experiment.inference, **reading)
-    found = inference.predict(problem, posterior, {}, x[None], [])
+    memory = {name: t[None] for name, t in inference.initial_memory(problem).items()}
+    cohort = problem.cohort([problem.clients[0]], memory, 0)
+    found = inference.predict(problem, Broadcast(0, posterior, posterior), cohort, x[None])
     draws = found.draws[0]
     if found.noise is None:
         return metrics.metrics_of(metrics.classification_sums(draws, y, BINS))

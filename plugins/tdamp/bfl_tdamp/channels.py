@@ -19,6 +19,7 @@ __all__ = [
     "Rectified",
     "Residual",
     "gaussian_output",
+    "label_log_probabilities",
     "normal",
     "probit_output",
     "probit_probabilities",
@@ -165,8 +166,7 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
     p_y, v_y = p.gather(-1, at), variance.gather(-1, at)
     total = (noise + variance + v_y).masked_fill(own, 1.0)
     d = ((p_y - p) / total.sqrt()).masked_fill(own, 0.0)
-    rival = normal(d)
-    nll = -rival.log_cdf.masked_fill(own, 0.0).sum(-1)
+    rival = normal(d, logs=False)
     k = rival.ratio * (rival.ratio + d)
     rest = total - v_y * k
     lam = (k / rest).masked_fill(own, 0.0)
@@ -176,7 +176,7 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
     cavity = 1 / (1 / v_y + lam_sum - lam)
     total = noise + variance + cavity
     d = (p_y + (g_sum - g) * cavity - p) / total.sqrt()
-    rival = normal(d)
+    rival = normal(d, logs=False)
     s = torch.where(own, g_sum / shrink, -rival.ratio / total.sqrt())
     u = torch.where(own, lam_sum / shrink, rival.ratio * (rival.ratio + d) / total)
     z, spread = p + variance * s, variance * (1 - variance * u)
@@ -184,7 +184,20 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
     square = margin.square() + (spread + spread.gather(-1, at)).masked_fill(own, 0.0)
     rivals = p.shape[-1] - 1
     moments = {"margin": margin.sum(-1) / rivals, "margin_square": square.sum(-1) / rivals}
+    nll = -label_log_probabilities(p, variance, noise).gather(-1, at)[..., 0]
     return Output(s, u, nll, moments)
+
+
+def label_log_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Return log-probabilities of the classes ``[..., C]``, the product over pairs, normalised.
+
+    Class c has the score sum over j != c of log E Phi((z_c - z_j) / sqrt(noise)). The terms of a
+    sum are expectations on their own: exact for two classes, otherwise a cheap substitute for
+    `probit_probabilities` during training.
+    """
+    total = noise[..., None] + variance[..., :, None] + variance[..., None, :]
+    gaps = (p[..., :, None] - p[..., None, :]) / total.sqrt()  # [..., C, C], 0 where j = c
+    return torch.special.log_ndtr(gaps).sum(-1).log_softmax(-1)
 
 
 def probit_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
