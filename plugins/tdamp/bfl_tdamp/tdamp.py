@@ -12,7 +12,16 @@ import attrs
 from bfl_tdamp.message_passing import State, forward_pass, own, pass_messages, temper
 from bfl_tdamp.network import chain, layers, parameter_names
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
-from bflcore import LocalInference, OptionError, Predictive, component, option
+from bflcore import (
+    Component,
+    Examples,
+    IncompatibleError,
+    LocalInference,
+    OptionError,
+    Predictive,
+    component,
+    option,
+)
 from bflcore.inference.gradient import batches, mean_loss, steps
 from bflcore.inference.memory import Memory, join_personal, local_result
 from bflcore.lazy import lazy
@@ -24,7 +33,16 @@ if TYPE_CHECKING:
 
     from bfl_tdamp import channels
     from bfl_tdamp.channels import Output
-    from bflcore import Broadcast, Cohort, LocalResult, Posterior, Problem
+    from bflcore import (
+        Aggregator,
+        Broadcast,
+        Cohort,
+        HyperUpdate,
+        LocalResult,
+        Posterior,
+        Problem,
+        Weighting,
+    )
     from bflcore.inference.gradient import Batch
 else:
     channels = lazy("bfl_tdamp.channels")
@@ -112,6 +130,16 @@ class Tdamp(LocalInference):
             raise OptionError(
                 f"inference tdamp: the model has {last.out_features} outputs for {targets} "
                 "regression target(s); allowed: one output per target"
+            )
+
+    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+        """Raise `IncompatibleError` unless the weights undo the factor n/n_k of `pooled`."""
+        if self.pooled and not (aggregator.weighs and isinstance(weighting, Examples)):
+            part: Component = weighting if aggregator.weighs else aggregator
+            raise IncompatibleError(
+                f"inference tdamp: {part.kind} {part.name} does not weigh client k by n_k/n, which "
+                "pooled = true relies on; allowed: --weighting examples with an aggregator that "
+                "weighs, or -o inference.pooled=false"
             )
 
     def initial(self, problem: Problem) -> Posterior:

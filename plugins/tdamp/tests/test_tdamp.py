@@ -14,7 +14,16 @@ from bfl_tdamp.network import Layer, Slab, chain
 from bfl_tdamp.plugin import EMGroupSparse, GeometricMean
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
 from bfl_tdamp.tdamp import Tdamp, outputs
-from bflcore import Broadcast, GaussianNoise, IncompatibleError, OptionError
+from bflcore import (
+    Average,
+    Broadcast,
+    Examples,
+    GaussianNoise,
+    IncompatibleError,
+    OptionError,
+)
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 from bflcore.testing import problems
 
 
@@ -367,6 +376,29 @@ def test_too_many_outputs_for_the_target_are_refused():
     network = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     with pytest.raises(OptionError, match="2 outputs for 1"):
         Tdamp().check(attrs.evolve(of, network=network))
+
+
+def test_pooled_counts_are_refused_where_weights_do_not_undo_them():
+    registry, equal = load_registry(), {"weighting": {"name": "equal"}}
+    with pytest.raises(IncompatibleError, match="weighting equal does not weigh") as caught:
+        resolve(registry, "em-tdamp", {}, equal)
+    assert "\n" not in str(caught.value)
+    assert "--weighting examples" in str(caught.value)
+    assert "-o inference.pooled=false" in str(caught.value)
+    once = resolve(registry, "em-tdamp", {}, equal | {"inference": {"pooled": False}})
+    assert not once.inference.pooled
+
+
+def test_pooled_counts_are_refused_by_rules_that_ignore_weights():
+    class Deaf(Average):
+        """Ignores weights."""
+
+        name = "deaf"
+        weighs = False
+
+    with pytest.raises(IncompatibleError, match="aggregator deaf does not weigh"):
+        Tdamp().check_parts(Deaf(), Examples(), EMGroupSparse())
+    Tdamp(pooled=False).check_parts(Deaf(), Examples(), EMGroupSparse())
 
 
 def test_options_are_bounded():
