@@ -1,6 +1,6 @@
 """Data sets and how they are divided among clients."""
 
-from bflcore.data.base import Dataset, DataSource, standardised
+from bflcore.data.base import Dataset, DataSource
 from bflcore.data.partition import PARTITIONERS, Partition, Partitioner, divide
 from bflcore.data.sources import DATASETS
 
@@ -12,5 +12,4 @@ __all__ = [
     "Partition",
     "Partitioner",
     "divide",
-    "standardised",
 ]

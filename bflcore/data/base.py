@@ -21,7 +21,7 @@ else:
     np = lazy("numpy")
     Floats = Integers = Any  # annotations alone use them
 
-__all__ = ["DataSource", "Dataset", "standardised"]
+__all__ = ["DataSource", "Dataset"]
 
 
 @attrs.frozen(eq=False)
@@ -44,28 +44,12 @@ class Dataset:
     client: Integers | None = None
     x_test: Floats | None = None
     y_test: npt.NDArray[np.int64] | Floats | None = None
-    standardise: bool = False  # scale by statistics of the training samples, once divided
+    standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)
 
     @property
     def outputs(self) -> int:
         """Number of outputs a model needs: classes, or regression targets."""
         return self.classes if self.task == "classification" else int(self.y.shape[1])
-
-
-def standardised(dataset: Dataset, train: Integers) -> Dataset:
-    """Scale a table's features, and the targets of a regression, to mean 0 and variance 1.
-
-    Means and deviations are those of the samples `train` alone: test samples do not leak into
-    them. A constant column is only centred.
-    """
-
-    def scale(table: npt.NDArray[Any]) -> Floats:
-        deviation = table[train].std(0)
-        scaled = (table - table[train].mean(0)) / np.where(deviation > 0, deviation, 1)
-        return np.asarray(scaled, np.float32)
-
-    y = scale(dataset.y) if dataset.task == "regression" else dataset.y
-    return attrs.evolve(dataset, x=scale(dataset.x), y=y, standardise=False)
 
 
 class DataSource(Component, abc.ABC):

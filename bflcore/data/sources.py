@@ -56,8 +56,8 @@ class Digits(DataSource):
 class Boston(DataSource):
     """Boston housing: 506 districts, 13 features, the median price; a regression.
 
-    Features and price are standardised by statistics of all clients' training samples; errors are
-    then in standard deviations of the price.
+    Features and price are standardised by sums over the clients' training samples; errors are then
+    in standard deviations of the price.
     """
 
     name = "boston"

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from bflcore.errors import ClientError
     from bflcore.inference.base import LocalInference
-    from bflcore.messages import Broadcast, Evaluation, LocalResult
+    from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult
     from bflcore.problem.base import Problem
 
     FitReply = LocalResult | ClientError
     EvaluationReply = Evaluation | ClientError
+    SurveyReply = Answer | ClientError
 
 __all__ = ["Engine", "Session", "Wrapped"]
 
@@ -55,6 +56,10 @@ class Session(abc.ABC):
         """Restore memories ``[...]`` from a checkpoint; called before the first round."""
 
     @abc.abstractmethod
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Ask for sums over the training data, given the sums ``[...]`` that are known so far."""
+
+    @abc.abstractmethod
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Run `LocalInference.fit`; yield a client's failure as an error instead of raising it."""
 
@@ -81,6 +86,10 @@ class Wrapped(Session):
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore the session's memories ``[...]``."""
         self.session.restore(memories)
+
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Survey as the session does; `known` are the sums ``[...]`` so far."""
+        yield from self.session.survey(known, clients)
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit as the session does."""

@@ -13,7 +13,9 @@ from bflcore.engines.base import Engine, Session
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import EvaluationReply, FitReply
+    from torch import Tensor
+
+    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.engines.client import ClientWorker, Memory, Stage
     from bflcore.engines.memories import Memories
     from bflcore.engines.pool import Pool
@@ -80,6 +82,13 @@ class LocalSession(Session):
         """Store memories of an earlier session."""
         self.memories.update(memories)
 
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Survey one client per task, given the sums ``[...]`` so far; see `Session.survey`."""
+        from bflcore.engines.pool import Task
+
+        for reply in self.pool.run("survey", known, [Task([client], ()) for client in clients]):
+            yield from reply
+
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit in chunks; see `Session.fit`."""
         return self._run("fit", broadcast, clients, self.chunk)
@@ -99,7 +108,8 @@ class LocalSession(Session):
         """Run `chunk` clients per task; a client without a memory gets the initial one."""
         from bflcore.engines.pool import Task
 
-        initial = self.worker.inference.initial_memory(self.worker.problem)
+        problem = self.worker.problem.surveyed(broadcast.survey)
+        initial = self.worker.inference.initial_memory(problem)
         chunks = [clients[i : i + chunk] for i in range(0, len(clients), chunk)]
         tasks = [Task(some, [self.memories.get(c, initial) for c in some]) for some in chunks]
         for reply in self.pool.run(stage, broadcast, tasks):

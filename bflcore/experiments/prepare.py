@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from bflcore.data import Dataset, Partition, divide, standardised
+from bflcore.data import Dataset, Partition, divide
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
@@ -64,8 +64,6 @@ def prepare(experiment: Experiment) -> Prepared:
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    if dataset.standardise:
-        dataset = standardised(dataset, np.concatenate(partition.train))
     return assemble(experiment, dataset, partition)
 
 

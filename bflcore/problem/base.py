@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
+from bflcore.problem.scaling import Scaling, moments
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +30,15 @@ __all__ = ["Problem", "Shares"]
 class Shares:
     """The samples of all clients in one block; client i holds the view ``x[start[i]:end[i]]``.
 
-    `x` ``[N, ...]``, `y` ``[N]`` or ``[N, T]``.
+    `x` ``[N, ...]``, `y` ``[N]`` or ``[N, T]`` are as the data set has them; `of` applies the
+    `scaling`.
     """
 
     x: Tensor
     y: Tensor
     start: tuple[int, ...]
     end: tuple[int, ...]
+    scaling: Scaling | None = None
 
     @classmethod
     def gather(
@@ -53,7 +56,8 @@ class Shares:
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return one client's samples ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
         rows = slice(self.start[client], self.end[client])
-        return self.x[rows], self.y[rows]
+        x, y = self.x[rows], self.y[rows]
+        return self.scaling(x, y) if self.scaling else (x, y)
 
     def size(self, client: int) -> int:
         """Return how many samples a client holds."""
@@ -71,7 +75,9 @@ class Problem:
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
-    is the length of the run (0: unknown).
+    is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
+    summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
+    set, it scales every client's samples.
     """
 
     network: nn.Module
@@ -84,6 +90,8 @@ class Problem:
     novel: tuple[int, ...] = ()
     seed: int = 0
     rounds: int = 0
+    standardise: bool = False
+    survey: Mapping[str, Tensor] = attrs.field(factory=dict)
 
     @classmethod
     def assemble(
@@ -128,7 +136,20 @@ class Problem:
             novel=ids[trained:],
             seed=seed,
             rounds=rounds,
+            standardise=dataset.standardise,
         )
+
+    def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
+        """Return the problem with the sums ``[...]`` that the clients' answers gave."""
+        if not survey:
+            return self
+        scaling = Scaling.of(survey) if self.standardise else None
+        train, test = (attrs.evolve(half, scaling=scaling) for half in (self.train, self.test))
+        return attrs.evolve(self, survey=survey, train=train, test=test)
+
+    def moments(self, client: int) -> dict[str, Tensor]:
+        """Return what one client answers before all samples are standardised (see `Scaling`)."""
+        return moments(*self.train.of(client))
 
     @property
     def device(self) -> torch.device:

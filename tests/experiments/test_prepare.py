@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from bflcore import DataError, OptionError
+from bflcore import DataError, Map, OptionError
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
+from bflcore.testing.problems import surveyed
 
 FLAGS = {
     "data": {"data": "synthetic", "partition": "natural", "clients": 3},
@@ -60,9 +61,14 @@ def test_novel_clients_are_held_out_of_training():
     assert set(of.clients) | set(of.novel) == {0, 1, 2}
 
 
-def test_features_of_a_table_are_scaled_by_training_samples():
-    of = prepared({"data": "boston", "partition": "iid"}, dataset={}).problem
-    np.testing.assert_allclose(of.train.x.mean(0), 0, atol=1e-4)
+def test_features_of_a_table_are_raw_until_the_clients_were_surveyed():
+    raw = prepared({"data": "boston", "partition": "iid"}, dataset={}).problem
+    assert raw.standardise
+    assert raw.train.x.abs().max() > 100
+    of = surveyed(Map(), raw)
+    x = np.concatenate([of.train.of(client)[0] for client in of.clients])
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(x.std(0), 1, atol=1e-4)
 
 
 def test_a_folder_and_a_device_that_are_not_there_are_refused(tmp_path):

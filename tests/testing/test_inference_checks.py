@@ -13,6 +13,7 @@ from bflcore.testing import inference_checks
 from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
+SURVEY = "survey is a sum over clients"
 FAMILY = "results have the declared family"
 DTYPE = "keeps the dtype"
 REPEATS = "repeats itself"
@@ -26,6 +27,10 @@ MEMORY = "memory survives storage"
 PREDICTIONS = "predictions are probabilities"
 NOVEL = "novel clients can predict"
 EXACT = "is exact on the conjugate problem"
+ALL_BUT_EXACT = {
+    *(UNTOUCHED, SURVEY, FAMILY, DTYPE, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, LOSS),
+    *(MEMORY, PREDICTIONS, NOVEL),
+}
 
 TIMES = count()
 KEPT = {}
@@ -115,6 +120,25 @@ def changed(field, function):
     return after(lambda r, b, c: attrs.evolve(r, **{field: function(getattr(r, field))}))
 
 
+def count_padding(self, problem, cohort):
+    return {
+        "examples": torch.tensor(cohort.sizes),
+        "x": cohort.x.sum((1, 2)),
+    }
+
+
+def count_nothing(self, problem, cohort):
+    return {}
+
+
+def count_wider_without_samples(self, problem, cohort):
+    width = cohort.x.shape[-1] if max(cohort.sizes) else 1
+    return {
+        "examples": torch.tensor(cohort.sizes),
+        "x": cohort.x.new_zeros(len(cohort.sizes), width),
+    }
+
+
 # mistake -> what differs from `Map`, the checks that must fail
 MISTAKES = {
     "Moves the broadcast's start in place": (
@@ -125,6 +149,12 @@ MISTAKES = {
     "Returns a buffer that the next fit fills": (
         {"fit": after(reuse_a_buffer)},
         {UNTOUCHED, ORDER, MEMORY},
+    ),
+    "Surveys padding": ({"survey": count_padding}, {SURVEY}),
+    "Does not count its samples": ({"survey": count_nothing}, {SURVEY}),
+    "Has no fixed form of answer": (
+        {"survey": count_wider_without_samples},
+        ALL_BUT_EXACT - {NO_DATA},  # one of its two clients has the form of none
     ),
     "Declares another family": ({"family": "gaussian"}, {FAMILY}),
     "Counts samples twice": ({"fit": changed("examples", lambda n: 2 * n)}, {FAMILY}),

@@ -63,8 +63,13 @@ explains how to set up certificates.
 
 
 def refuse(prepared: Prepared) -> None:
-    """Raise `OptionError` if the experiment needs samples at the server."""
+    """Raise `OptionError` if the experiment needs pooled samples."""
     experiment = prepared.experiment
+    if "pools-samples" in experiment.inference.tags:
+        raise OptionError(
+            f"inference {experiment.inference.name} trains on the pooled samples of all clients, "
+            "but a node holds those of one client; run it with --engine local or --engine flower"
+        )
     if experiment.run.pretrain:
         raise OptionError(
             "--pretrain needs samples, but the server does not have any; leave it out"
@@ -100,6 +105,7 @@ def form_of(prepared: Prepared) -> dict[str, Any]:
         "task": problem.likelihood.task,
         "shape": list(one.shape[2:]),
         "outputs": problem.forward(problem.initial[None], one).shape[-1],
+        "standardise": problem.standardise,
     }
 
 

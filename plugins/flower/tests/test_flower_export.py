@@ -80,7 +80,7 @@ def test_data_of_another_form_is_refused(bfl, tmp_path):
     [
         (("app", "bpfd"), "did you mean bpfed?"),
         (("app", "bpfed", "--pretrain", "0.1"), "--pretrain needs samples, but the server"),
-        (("app", "em-tdamp"), "inference tdamp is initialised from samples of all clients"),
+        (("app", "centralised"), "inference pooled trains on the pooled samples of all"),
         (("taken", "bpfed"), "taken exists; choose another folder"),
         (("app",), "Missing argument 'METHOD'"),
         (("app", "bpfed", "--clients", "0"), "--clients"),

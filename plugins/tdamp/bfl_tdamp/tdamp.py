@@ -5,6 +5,7 @@ This module sweeps over minibatches; `message_passing` processes one of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -142,19 +143,30 @@ class Tdamp(LocalInference):
                 "weighs, or -o inference.pooled=false"
             )
 
+    def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Return the number of samples ``[K]`` and, if centred, the sum of inputs ``[K, N]``."""
+        answers = super().survey(problem, cohort)
+        if not self.centred:
+            return answers
+        x = cohort.x.flatten(2)
+        rows = torch.arange(x.shape[1], device=x.device)
+        real = rows < answers["examples"][:, None]
+        return {**answers, "inputs": x.double().masked_fill(~real[..., None], 0).sum(1)}
+
     def initial(self, problem: Problem) -> Posterior:
         """Return slabs N(m, v_0/n) ``[P]``, m ~ N(0, c/n) with c = 2 after a ReLU and else c = 1.
 
         n is the number of inputs; biases have N(0, v_0). The first layer is centred at the mean
-        input; the centres of the others are 0.
+        input, as surveyed; the centres of the others are 0.
         """
         order, columns = chain(problem), groups(problem.layout)
         mean = _first_means(problem, order)
         log_odds = mean.new_full((columns.total,), float(torch.logit(torch.tensor(self.rho))))
         centre = torch.zeros_like(log_odds)
-        if self.centred:
+        if self.centred and problem.survey:
             first = parameter_names(problem.layout, order[0])[0]
-            centre[columns.slices[first]] = _input_centre(problem)
+            known = problem.survey
+            centre[columns.slices[first]] = (known["inputs"] / known["examples"]).to(centre.dtype)
         return BernoulliGaussian.of(
             problem.layout,
             mean,
@@ -315,7 +327,7 @@ def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> list[float]:
     The geometric mean raises client k's posterior to the power n_k / n. With prior p and
     likelihoods l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts data once.
     """
-    total = _total(problem) if inference.pooled else 0
+    total = int(problem.survey["examples"]) if inference.pooled else 0
     return [total / size if total and size else 1.0 for size in cohort.sizes]
 
 
@@ -331,19 +343,3 @@ def _first_means(problem: Problem, order: list[str]) -> Tensor:
         drawn = torch.randn(rows * columns, generator=draws, device=mean.device)
         mean[layout.slices[name]] = scale * drawn.to(mean.dtype)
     return mean
-
-
-def _input_sum(x: Tensor) -> Tensor:
-    """Return the sum ``[N]`` of flattened inputs ``[n, ...]``: sums of clients add up."""
-    return x.flatten(1).sum(0)
-
-
-def _input_centre(problem: Problem) -> Tensor:
-    """Return the mean input ``[N]`` over the training samples of all clients."""
-    sums = [_input_sum(problem.train.of(client)[0]) for client in problem.clients]
-    return torch.stack(sums).sum(0) / max(_total(problem), 1)
-
-
-def _total(problem: Problem) -> int:
-    """Return the number of training samples of all clients."""
-    return sum(map(problem.train.size, problem.clients))

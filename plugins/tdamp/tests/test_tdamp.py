@@ -33,6 +33,10 @@ def layout():
     ).layout
 
 
+def separable(*arguments, **named):
+    return problems.surveyed(Tdamp(), problems.separable(*arguments, **named))
+
+
 def posteriors(clients, seed=0):
     return BernoulliGaussian.arbitrary(layout(), clients, problems.generator(seed))
 
@@ -98,6 +102,7 @@ def test_fusion_is_the_normalised_geometric_mean_by_quadrature():
 def test_only_the_input_is_centred_at_its_mean_over_all_samples_that_train():
     """A weighted mean of the clients' means, so that sums of inputs and counts are all it needs."""
     of = attrs.evolve(problems.separable((9, 6, 3)), clients=(0, 1), novel=(2,))
+    of = problems.surveyed(Tdamp(), of)
     centre = Tdamp().initial(of).centre.numpy()
     means = [np.mean(of.train.of(client)[0].numpy(), 0) for client in (0, 1)]
     assert centre[:4] == pytest.approx((9 * means[0] + 6 * means[1]) / 15)
@@ -136,7 +141,7 @@ def test_partial_sums_may_be_taken_in_any_grouping():
 
 def linear_problem(x, y, sizes=None):
     network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
-    return problems.separable(
+    return separable(
         sizes or (len(x),),
         network=network,
         likelihood=GaussianNoise(noise_variance=0.5),
@@ -211,7 +216,7 @@ def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
 
 
 def test_what_is_forgotten_is_not_counted():
-    of = problems.separable((12,))
+    of = separable((12,))
     inference = Tdamp(local_epochs=3, batch_size=4, forgetting=0.9)
     broadcast = problems.first_broadcast(inference, of)
     found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
@@ -294,7 +299,7 @@ def test_the_loss_is_balanced_among_matrices_by_the_root_of_their_means():
 
 
 def fitted(likelihood=None):
-    of = problems.separable(likelihood=likelihood)
+    of = separable(likelihood=likelihood)
     inference = Tdamp(local_epochs=1, batch_size=4)
     broadcast = problems.first_broadcast(inference, of)
     return of, broadcast.start
@@ -362,7 +367,7 @@ class Residual(nn.Module):
     ],
 )
 def test_other_networks_are_refused_in_one_line(network, words):
-    of = problems.separable()
+    of = separable()
     other = attrs.evolve(of, network=network.double())
     with pytest.raises(IncompatibleError, match=words) as caught:
         chain(other)
@@ -410,7 +415,7 @@ def test_options_are_bounded():
 @pytest.mark.parametrize("kept", [1.0, 0.7])
 def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
     """One sweep, forgetting `kept`: the posterior without it, to that power, times the prior's."""
-    of = problems.separable((12,))
+    of = separable((12,))
     found = []
     for forgetting in (1.0, kept):
         inference = Tdamp(local_epochs=1, batch_size=4, forgetting=forgetting)
@@ -453,7 +458,7 @@ def rounds_with_noise(noise, seed, likelihood=None, rounds=5):
     x = torch.randn(60, 4, generator=noise_of_x, dtype=torch.float64)
     y = (x[:, :1] - x[:, 1:2].relu()) if likelihood else (x[:, 0] > 0).long() + (x[:, 1] > 1)
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1 if likelihood else 3))
-    of = problems.separable((60,), network=network, likelihood=likelihood, data=(x, y))
+    of = separable((60,), network=network, likelihood=likelihood, data=(x, y))
     of = attrs.evolve(of, seed=seed)
     inference, hyper = Tdamp(local_epochs=1, batch_size=20, noise=noise), EMGroupSparse()
     broadcast, memory, losses = problems.first_broadcast(inference, of), None, []
@@ -496,7 +501,7 @@ def test_training_survives_any_first_noise_over_many_seeds(seed, likelihood):
 
 def test_a_client_that_never_trained_joins_those_that_did():
     """All clients keep the same fields, so that a cohort may mix them."""
-    of, inference = problems.separable(), Tdamp(local_epochs=1, batch_size=4)
+    of, inference = separable(), Tdamp(local_epochs=1, batch_size=4)
     broadcast = problems.first_broadcast(inference, of)
     trained = inference.fit(of, broadcast, problems.cohort(of, inference)).memory
     assert trained.keys() == inference.initial_memory(of).keys()
