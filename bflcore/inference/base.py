@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from bflcore.aggregation import Aggregator
+    from bflcore.hyper import HyperUpdate
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
     from bflcore.problem.likelihoods import Predictive
+    from bflcore.weighting import Weighting
 else:
     torch = lazy("torch")
 
@@ -49,6 +52,12 @@ class LocalInference(Component, abc.ABC):
         """Raise `OptionError` for a problem that this inference cannot handle (default: none).
 
         Called once, before a run writes anything.
+        """
+
+    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+        """Raise `IncompatibleError` for parts that do not work with these options (default: none).
+
+        Called when an experiment is resolved, after the families have been compared.
         """
 
     def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:
