@@ -11,7 +11,7 @@ import click
 
 from bflcore.cli.progress import show_progress
 from bflcore.errors import RoundError
-from bflcore.experiments.compatibility import caveats
+from bflcore.experiments.caveats import caveats
 
 if TYPE_CHECKING:
     from bflcore.experiments.directory import RunDirectory

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
-from bflcore.experiments.compatibility import caveats
+from bflcore.experiments.caveats import caveats
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:

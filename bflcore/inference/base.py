@@ -14,13 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from bflcore.aggregation import Aggregator
-    from bflcore.hyper import HyperUpdate
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
     from bflcore.problem.likelihoods import Predictive
-    from bflcore.weighting import Weighting
 else:
     torch = lazy("torch")
 
@@ -54,10 +51,11 @@ class LocalInference(Component, abc.ABC):
         Called once, before a run writes anything.
         """
 
-    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+    def check_parts(self, parts: Mapping[str, Component]) -> None:
         """Raise `IncompatibleError` for parts that do not work with these options (default: none).
 
-        Called when an experiment is resolved, after the families have been compared.
+        `parts` are the aggregator, the weighting and the hyperparameter update, by kind. Called
+        when an experiment is resolved, after the families have been compared.
         """
 
     def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:
