@@ -155,10 +155,12 @@ def records(run):
 
 
 @pytest.mark.thorough
-def test_a_server_and_three_nodes_one_killed_give_the_local_numbers_and_finish(bfl, tmp_path):
-    flags = (*TINY, "--rounds", "4", "--eval-every", "1", "--client-timeout", "60")
-    assert bfl("run", "bpfed", *flags[:-2], "--out", "local", "--quiet")[0] == 0
-    assert bfl("flower", "export", "app", "bpfed", *flags)[0] == 0
+@pytest.mark.parametrize("method", ["bpfed", "em-tdamp"])
+def test_a_server_and_three_nodes_one_killed_give_the_local_numbers(bfl, tmp_path, method):
+    raw = ("-o", "dataset.standardise=true")
+    flags = (*TINY, *raw, "--rounds", "4", "--eval-every", "1", "--client-timeout", "60")
+    assert bfl("run", method, *flags[:-2], "--out", "local", "--quiet")[0] == 0
+    assert bfl("flower", "export", "app", method, *flags)[0] == 0
     app, run = tmp_path / "app", tmp_path / "app" / "run"
     address = f"127.0.0.1:{free_port()}"
     home = tmp_path / "flwr"
