@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float32]
     Integers = npt.NDArray[np.int64]
+    Bytes = npt.NDArray[np.uint8]
 else:
     np = lazy("numpy")
-    Floats = Integers = Any  # annotations alone use them
+    Floats = Integers = Bytes = Any  # annotations alone use them
 
 __all__ = ["DataSource", "Dataset", "centred"]
 
@@ -42,11 +43,11 @@ class Dataset:
 
     name: str
     task: Literal["classification", "regression"]
-    x: Floats
+    x: Floats | Bytes
     y: npt.NDArray[np.int64] | Floats
     classes: int = 0
     client: Integers | None = None
-    x_test: Floats | None = None
+    x_test: Floats | Bytes | None = None
     y_test: npt.NDArray[np.int64] | Floats | None = None
     client_test: Integers | None = None  # owners of the held-out test samples
     standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)

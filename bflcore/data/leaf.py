@@ -10,6 +10,7 @@ Reference: Caldas et al. 2018, LEAF: a benchmark for federated settings.
 
 from __future__ import annotations
 
+import abc
 import functools
 import json
 import string
@@ -87,13 +88,13 @@ class LEAF(DataSource):
             unit=self.unit,
         )
 
+    @abc.abstractmethod
     def sample(self, x: Any) -> Any:
         """Return the bytes of one sample ``[...]``. Raises `ValueError` saying what is wrong."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def label(self, y: Any) -> int:
         """Return the class of one label. Raises `ValueError` saying what is wrong."""
-        raise NotImplementedError
 
     def _places(self, folder: Path | None) -> list[Path]:
         """Return the folders of the halves. Raises `DataError` saying how to get the files."""

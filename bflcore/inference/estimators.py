@@ -14,7 +14,7 @@ import abc
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -186,7 +186,7 @@ class LayerwiseEstimator(Estimator):
         self.flips = layer is FlipoutLayer
         self.network = copy.deepcopy(problem.network).requires_grad_(False)
         shapes = _noise_shapes(self.network, layer, sample)
-        originals = {path: self.network.get_submodule(path) for path in shapes}
+        originals: dict[str, Any] = {path: self.network.get_submodule(path) for path in shapes}
         self.shapes = {
             f"{path}.{name}".lstrip("."): size
             for path, sizes in shapes.items()
