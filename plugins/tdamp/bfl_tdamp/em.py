@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 else:
     np, torch = lazy("numpy"), lazy("torch")
 
-__all__ = ["EMGroupSparse", "balance", "best_noise", "loss_without", "prune"]
+__all__ = ["EMGroupSparse", "balance", "best_noise", "cut", "loss_without", "prune"]
 
 TINY = 1e-30  # so that 0 / 0 gives 0
 NOISE = (1e-3, 1e3)  # bounds on the noise variance of a classification
 SMALLEST = 1e-6  # lower bound on the noise variance of a regression
+PROBABLE = 0.99  # probability from which a group counts as needed (rho_th)
 EULER = 0.5772156649
 # F(m) = argmax_v E log Phi(-x / sqrt v) for a minimum Gumbel x with location m and scale 1. It is
 # infinite from Euler's constant on: beyond the last location the noise is not updated.
@@ -55,6 +56,12 @@ class EMGroupSparse(HyperUpdate):
     deadline: int = option(
         10, "number of rounds over which the other groups are gradually removed", at_least=1
     )
+    rank: str = option(
+        "saliency",
+        "what decides which groups are kept: `saliency`, a few removed per round until the "
+        "deadline, or `log-odds`, all removed at once when enough groups have probability 0.99",
+        choices=("saliency", "log-odds"),
+    )
     learn_noise: bool = option(True, "updates of the noise variance")
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
@@ -71,7 +78,9 @@ class EMGroupSparse(HyperUpdate):
             noise = _update_noise(float(q.noise), moments)
             q = attrs.evolve(q, noise=torch.full_like(q.noise, noise))
         first = cast("BernoulliGaussian", broadcast.prior).slab_variance
-        if self.target < 1:
+        if self.target < 1 and self.rank == "log-odds":
+            q = cut(self, q)
+        elif self.target < 1:
             q = prune(self, q, balance(q, loss_without(q, first)), broadcast.round + 1)
         prior = attrs.evolve(q, slab_variance=first)
         return Broadcast(broadcast.round + 1, q, prior, broadcast.hyper)
@@ -126,6 +135,21 @@ def prune(
     kept[rank.topk(count).indices] = True
     fate = torch.full_like(log_odds, CERTAIN) if late else log_odds
     return attrs.evolve(q, log_odds=torch.where(kept, fate, -CERTAIN))
+
+
+def cut(hyper: EMGroupSparse, q: BernoulliGaussian) -> BernoulliGaussian:
+    """Keep the groups of the largest odds once more than the target are probable (Xu et al. 2024).
+
+    "More than the target" counts probabilities above 0.99 (rho_th). The kept groups start again at
+    probability rho; the others are removed for good. The paper keeps every probable group and may
+    overshoot; this keeps exactly the target.
+    """
+    target = round(hyper.target * q.log_odds.numel())
+    if int((q.probability > PROBABLE).sum()) <= target:
+        return q
+    kept = torch.full_like(q.log_odds, -CERTAIN)
+    kept[q.log_odds.topk(target).indices] = math.log(hyper.rho / (1 - hyper.rho))
+    return attrs.evolve(q, log_odds=kept)
 
 
 def _update_noise(noise: float, moments: dict[str, float]) -> float:

@@ -13,7 +13,7 @@ U = (1 - Var z / V) / V that the observations give z.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
@@ -33,14 +33,29 @@ else:
     channels = lazy("bfl_tdamp.channels")
     torch = lazy("torch")
 
-__all__ = ["Forward", "State", "forward_pass", "module_b", "own", "pass_messages", "temper"]
+__all__ = [
+    "Forward",
+    "Pace",
+    "State",
+    "forward_pass",
+    "module_b",
+    "own",
+    "pass_messages",
+    "temper",
+]
 
 TINY = 1e-30  # so that 0 / 0 gives 0
 SMALLEST_VARIANCE = 1e-8  # of a pre-activation
-SHARE, FEWEST = 4, 16  # curvatures are measured on a quarter of a minibatch, at least 16 samples
 
 # From p and V ``[K, B, C]``, targets and noise ``[K, 1, 1]`` to the messages of the observations.
 Channel = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Output"]
+
+
+class Pace(NamedTuple):
+    """How far the means move: lengths by line `search` (False: 1), and the `momentum`."""
+
+    search: bool = True
+    momentum: float = 0.0
 
 
 @attrs.frozen(eq=False)
@@ -96,45 +111,18 @@ class Forward:
 
 
 @attrs.frozen(eq=False)
-class Probe:
-    """The samples that measure the curvature along a change: the first of each client's batch.
-
-    A quarter of the batch, at least `FEWEST`; `scale` ``[k, Q, 1]`` is the batch's size over their
-    number, 0 for rows beyond them.
-    """
-
-    count: int
-    scale: Tensor
-
-    @classmethod
-    def of(cls, batch: Batch) -> Probe:
-        """Choose the samples of a minibatch, which are in random order."""
-        counts = [min(size, max(FEWEST, -(-size // SHARE))) for size in batch.sizes]
-        count = max(counts)
-        taken = torch.tensor(counts, device=batch.x.device)[:, None]
-        scale = torch.tensor(batch.sizes, device=batch.x.device)[:, None] / taken
-        rows = torch.arange(count, device=batch.x.device)
-        return cls(count, torch.where(rows < taken, scale, 0).to(batch.x.dtype)[..., None])
-
-    def curvature(self, moved: Tensor, precision: Tensor) -> Tensor:
-        """Return the sum of moved^2 U over a minibatch ``[k, M]``, from ``[k, Q, M]``."""
-        return (moved.square() * precision[:, : self.count] * self.scale).sum(1)
-
-
-@attrs.frozen(eq=False)
 class Proposal:
-    """Module A's posterior of a layer's slabs, and the step lengths of the change.
+    """Module A's posterior of a layer's slabs, and what is known of the change without a product.
 
-    `weights` and `bias` are the change of the mean mu+ - mu, and the variance v+. `step` ``[k, M]``
-    are the step lengths of rows, `moved` ``[k, Q, M]`` the resulting change of the pre-activations
-    of the probed samples, `gain` ``[k, M]`` that of the log likelihood, to first order, and `cost`
-    ``[k, M]`` its cost under the prior.
+    `weights` and `bias` are the change of the mean mu+ - mu, and the variance v+; `effect`
+    ``[k, M, N]`` is the change of the weights' posterior mean. For the change of each row: `gain`
+    ``[k, M]`` is that of the log likelihood, to first order, and `cost` ``[k, M]`` that of the
+    prior.
     """
 
     weights: Slab
     bias: Slab | None
-    step: Tensor
-    moved: Tensor
+    effect: Tensor
     gain: Tensor
     cost: Tensor
 
@@ -151,7 +139,7 @@ def own(posterior: Posterior) -> BernoulliGaussian:
 
 
 def pass_messages(
-    state: State, batch: Batch, channel: Channel, copies: Tensor, momentum: float
+    state: State, batch: Batch, channel: Channel, copies: Tensor, pace: Pace
 ) -> Output:
     """Infer the weights from one minibatch; the `state` of its k clients is changed in place.
 
@@ -159,15 +147,20 @@ def pass_messages(
     """
     passes = forward_pass(state.net, batch.x.flatten(2))
     output = channel(passes[-1].p, passes[-1].variance, batch.y, state.noise)
-    messages, probe = backward_pass(passes, output, batch, copies), Probe.of(batch)
+    messages = backward_pass(passes, output, batch, copies)
     proposals = [
-        weight_update(layer, forward, message, probe)
+        weight_update(layer, forward, message)
         for layer, forward, message in zip(state.net, passes, messages, strict=True)
     ]
-    step = step_length(passes, proposals, messages[-1], probe)
-    for layer, velocities, proposal in zip(state.net, state.velocities, proposals, strict=True):
+    if pace.search:
+        lengths = line_search(passes, proposals, messages)
+    else:
+        lengths = [torch.ones_like(proposal.gain) for proposal in proposals]
+    for layer, velocities, proposal, length in zip(
+        state.net, state.velocities, proposals, lengths, strict=True
+    ):
         module_b(layer, proposal.weights)
-        posterior_as_prior(layer, velocities, proposal, step, momentum)
+        posterior_as_prior(layer, velocities, proposal, length, pace.momentum)
     return output
 
 
@@ -222,14 +215,12 @@ def backward_pass(
     return messages[::-1]
 
 
-def weight_update(layer: Layer, forward: Forward, message: Residual, probe: Probe) -> Proposal:
-    """Multiply a layer's prior by its messages; choose the step length of every row.
+def weight_update(layer: Layer, forward: Forward, message: Residual) -> Proposal:
+    """Multiply a layer's prior by its messages.
 
     v+ = v / (1 + v Lambda), mu+ = v+ (mu / v + w Lambda + g) with Lambda = U^T u^2, g = S^T u;
-    biases likewise. A row's step length maximises its local quadratic along the change, instead of
-    hand-tuned damping: its gain is the product of g and the change, its curvature is measured on
-    the probed samples. Tensors ``[k, M, N]`` are reused: after the matrix products, passes over
-    them are the main cost of a minibatch.
+    biases likewise. Tensors ``[k, M, N]`` are reused: after the matrix products, passes over them
+    are the main cost of a minibatch.
     """
     s, u = message
     mu, v = layer.weights
@@ -238,20 +229,14 @@ def weight_update(layer: Layer, forward: Forward, message: Residual, probe: Prob
     variance = torch.div(v, lam.mul_(v).add_(1), out=lam)  # v+
     change.mul_(variance)  # mu+ - mu
     effect = change if layer.kept else layer.log_odds.sigmoid()[:, None] * change
-    gain = g.mul_(effect).sum(-1)  # [k, M]
-    moved = forward.inputs[:, : probe.count] @ effect.mT  # [k, Q, M]
-    cost = torch.square(change).div_(v).sum(-1)  # [k, M]
+    gain = g.mul_(effect).sum(-1)
+    cost = torch.square(change).div_(v).sum(-1)
     bias = None
     if layer.bias is not None:
         bias = _bias_update(layer.bias, message)
         gain += s.sum(1) * bias.mean[:, 0]
-        moved += bias.mean
         cost += (bias.mean.square() / layer.bias.variance)[:, 0]
-    step = _maximiser(gain, cost + probe.curvature(moved, u))
-    return Proposal(
-        *(Slab(change, variance), bias, step),
-        *(moved * step[:, None], gain * step, cost * step.square()),
-    )
+    return Proposal(Slab(change, variance), bias, effect, gain, cost)
 
 
 def _bias_update(bias: Slab, message: Residual) -> Slab:
@@ -260,21 +245,38 @@ def _bias_update(bias: Slab, message: Residual) -> Slab:
     return Slab(variance * g, variance)
 
 
-def step_length(
-    passes: list[Forward], proposals: list[Proposal], message: Residual, probe: Probe
-) -> Tensor:
-    """Return a common step length ``[k]`` for all layers: simultaneous row steps may overshoot.
+def line_search(
+    passes: list[Forward], proposals: list[Proposal], messages: list[Residual]
+) -> list[Tensor]:
+    """Return the step length of every row of every layer, ``[k, M]``, instead of damping by hand.
 
-    The gain is that of all layers; for the curvature, the changes of the probed samples are
-    propagated to the outputs, where `message` is the local quadratic.
+    A row's length maximises its local quadratic along the change. Simultaneous steps of all layers
+    may overshoot: they are propagated to the outputs, where the last message is the local
+    quadratic, and the common factor that maximises it multiplies the lengths of all rows.
     """
-    moved = proposals[0].moved
-    for forward, before, proposal in zip(passes[1:], passes, proposals[1:], strict=False):
-        active = 1 - _hidden(before).below.cdf[:, : probe.count]  # P(z > 0)
-        moved = proposal.moved + (moved * active) @ forward.weights.mT
-    gain = sum(proposal.gain.sum(1) for proposal in proposals)
-    cost = sum(proposal.cost.sum(1) for proposal in proposals)
-    return _maximiser(gain, cost + probe.curvature(moved, message.u).sum(1))
+    lengths, gain, cost, change = [], 0.0, 0.0, None  # of the pre-activations
+    for depth, (forward, proposal) in enumerate(zip(passes, proposals, strict=True)):
+        moved = forward.inputs @ proposal.effect.mT
+        if proposal.bias is not None:
+            moved += proposal.bias.mean
+        curvature = proposal.cost + _curvature(moved, messages[depth])
+        length = _maximiser(proposal.gain, curvature)
+        gain = gain + (proposal.gain * length).sum(1)
+        cost = cost + (proposal.cost * length.square()).sum(1)
+        moved = moved * length[:, None]
+        if change is not None:
+            active = 1 - _hidden(passes[depth - 1]).below.cdf  # P(z > 0)
+            moved = moved + (change * active) @ forward.weights.mT
+        change = moved
+        lengths.append(length)
+    assert change is not None  # noqa: S101 - a network has a layer
+    common = _maximiser(gain, cost + _curvature(change, messages[-1]).sum(1))
+    return [length * common[:, None] for length in lengths]
+
+
+def _curvature(moved: Tensor, message: Residual) -> Tensor:
+    """Return the sum of D^2 U over a minibatch ``[k, M]``, for a change D ``[k, B, M]``."""
+    return (moved.square() * message.u).sum(1)
 
 
 def _maximiser(gain: Tensor, cost: Tensor) -> Tensor:
@@ -307,22 +309,22 @@ def module_b(layer: Layer, proposal: Slab) -> None:
 
 
 def posterior_as_prior(
-    layer: Layer, velocities: list[Tensor], proposal: Proposal, step: Tensor, momentum: float
+    layer: Layer, velocities: list[Tensor], proposal: Proposal, length: Tensor, momentum: float
 ) -> None:
     """Make a layer's posterior the prior of the next minibatch, in place (PasP, eq. 27).
 
-    `step` ``[k]`` multiplies the step lengths of rows; the next minibatch repeats the fraction
-    `momentum` of every change.
+    The means of row m move by the fraction `length` ``[k, M]`` of the proposed change; the next
+    minibatch repeats the fraction `momentum` of every change.
     """
-    lengths = (step[:, None] * proposal.step)[..., None]  # [k, M, 1]
-    for slab, velocity, change, length in zip(
+    lengths = length[..., None]  # [k, M, 1]
+    for slab, velocity, change, fraction in zip(
         layer.slabs, velocities, proposal.slabs, [lengths, lengths.mT], strict=False
     ):
         if momentum:
-            velocity.mul_(momentum).addcmul_(change.mean, length)
+            velocity.mul_(momentum).addcmul_(change.mean, fraction)
             slab.mean.add_(velocity)
         else:
-            slab.mean.addcmul_(change.mean, length)
+            slab.mean.addcmul_(change.mean, fraction)
         slab.variance.copy_(change.variance)
 
 

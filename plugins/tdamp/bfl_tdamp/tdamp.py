@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from bfl_tdamp.message_passing import State, forward_pass, own, pass_messages, temper
+from bfl_tdamp.message_passing import Pace, State, forward_pass, own, pass_messages, temper
 from bfl_tdamp.network import chain, layers, parameter_names
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
 from bflcore import (
@@ -48,8 +48,6 @@ else:
     torch = lazy("torch")
 
 __all__ = ["Tdamp", "TdampMemory", "outputs"]
-
-LAST = 0.1  # scale of the last layer's initial means, so that outputs start near zero
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -105,12 +103,21 @@ class Tdamp(LocalInference):
         at_least=0,
         below=1,
     )
+    line_search: bool = option(
+        True, "step lengths of the means that maximise a local quadratic (false: full steps)"
+    )
     pooled: bool = option(
         True,
         "weight n/n_k on the likelihood of client k, so that the geometric mean weighted by "
         "examples counts every sample once per sweep",
     )
     centred: bool = option(True, "expansion of the first layer around its mean input")
+    output_scale: float = option(
+        0.1,
+        "scale of the last layer's initial means (below 1: outputs start near zero)",
+        above=0,
+    )
+    count_once: bool = option(True, "predictive variances as if every sample had been counted once")
     predictive: str = option(
         "moments",
         "quantities propagated for prediction: `moments`, or posterior means alone (`mean`)",
@@ -159,7 +166,7 @@ class Tdamp(LocalInference):
         input, as surveyed; the centres of the others are 0.
         """
         order, columns = chain(problem), groups(problem.layout)
-        mean = _first_means(problem, order)
+        mean = _first_means(problem, order, self.output_scale)
         log_odds = mean.new_full((columns.total,), float(torch.logit(torch.tensor(self.rho))))
         centre = torch.zeros_like(log_odds)
         if self.centred and problem.survey:
@@ -208,12 +215,13 @@ class Tdamp(LocalInference):
         classifies = problem.likelihood.task == "classification"
         channel = channels.probit_output if classifies else channels.gaussian_output
         copies = q.noise.new_tensor(_copies(self, problem, cohort))[:, None, None]
+        pace = Pace(self.line_search, self.momentum)
         last_sweep = LastSweep.of(self, cohort, q.noise[:, 0])
         loss = q.noise.new_zeros(len(cohort.clients))
         for step, batch in enumerate(batches(self, cohort)):
             k = len(batch.sizes)
             active = state.rows(k)
-            output = pass_messages(active, batch, channel, copies[:k], self.momentum)
+            output = pass_messages(active, batch, channel, copies[:k], pace)
             self._end_sweep(active, q.counted[:k], cohort, step + 1)
             nll = output.nll
             loss[:k] += nll.mean(1) if batch.weight is None else (nll * batch.weight).sum(1)
@@ -247,11 +255,12 @@ class Tdamp(LocalInference):
         """Predict in closed form: class probabilities, or means and variances of targets.
 
         The means are those of training. The variances are those of a posterior that counts the data
-        once; repeated sweeps would make the weights overconfident. A Gaussian target is represented
-        by two draws, mean +- deviation, which have its moments.
+        once (`count_once`); repeated sweeps would make the weights overconfident. A Gaussian target
+        is represented by two draws, mean +- deviation, which have its moments.
         """
         q = own(join_personal(problem, broadcast.start, cohort))
-        q = q.once(self.first_variance(problem))
+        if self.count_once:
+            q = q.once(self.first_variance(problem))
         p, variance = outputs(problem, q, x, self.predictive)
         if problem.likelihood.task == "classification":
             found = channels.probit_probabilities(p, variance, q.noise[:, None])
@@ -330,7 +339,7 @@ def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> list[float]:
     return [total / size if total and size else 1.0 for size in cohort.sizes]
 
 
-def _first_means(problem: Problem, order: list[str]) -> Tensor:
+def _first_means(problem: Problem, order: list[str], output_scale: float) -> Tensor:
     """Return random means ``[P]`` of the weights, to break the symmetry; biases are 0."""
     draws = stream(problem.seed, SERVER, SERVER, "tdamp", problem.device)
     layout, mean = problem.layout, torch.zeros_like(problem.initial)
@@ -338,7 +347,7 @@ def _first_means(problem: Problem, order: list[str]) -> Tensor:
         name = f"{path}.weight".lstrip(".")
         rows, columns = layout.shapes[layout.names.index(name)]
         scale = ((1 if depth == 0 else 2) / columns) ** 0.5
-        scale *= LAST if depth == len(order) - 1 else 1
+        scale *= output_scale if depth == len(order) - 1 else 1
         drawn = torch.randn(rows * columns, generator=draws, device=mean.device)
         mean[layout.slices[name]] = scale * drawn.to(mean.dtype)
     return mean

@@ -200,6 +200,76 @@ def test_the_geometric_mean_of_pooled_clients_is_exact_regression_on_all_data():
     torch.testing.assert_close(fused.slab_mean, mean, atol=0.02, rtol=0)
 
 
+def overlapping():
+    """Return inputs whose columns are nearly the same: updates of one row add up."""
+    noise = problems.generator(8)
+    common = torch.randn(40, 1, generator=noise, dtype=torch.float64)
+    x = common + 0.1 * torch.randn(40, 3, generator=noise, dtype=torch.float64)
+    return x, x.sum(1, keepdim=True)
+
+
+def after_one_minibatch(**options):
+    """Return mu, v, mu+ and v+ ``[3]`` of one minibatch of `overlapping`, and S and U ``[40]``."""
+    x, y = overlapping()
+    of = linear_problem(x, y)
+    inference = sweeping(noise=0.5, batch_size=40, **options)
+    broadcast = problems.first_broadcast(inference, of)
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
+    mu, v = (t.numpy() for t in (broadcast.start.slab_mean, broadcast.start.slab_variance))
+    inputs = x.numpy()
+    width = inputs**2 @ v + 0.5
+    message = ((y.numpy()[:, 0] - inputs @ mu) / width, 1 / width)
+    return mu, v, found.slab_mean[0].numpy(), found.slab_variance[0].numpy(), message
+
+
+def test_a_full_step_goes_to_the_conjugate_mean():
+    mu, v, mean, variance, (s, u) = after_one_minibatch(line_search=False)
+    x = overlapping()[0].numpy()
+    lam, g = u @ x**2, s @ x
+    assert variance == pytest.approx(v / (1 + v * lam))
+    assert mean == pytest.approx(variance * (mu / v + mu * lam + g))
+
+
+def test_a_searched_step_maximises_the_local_quadratic_along_the_full_step():
+    mu, v, mean, variance, (s, u) = after_one_minibatch()
+    x = overlapping()[0].numpy()
+    full = variance * (s @ x)
+
+    def loss(t):
+        moved = t * x @ full
+        return -s @ moved + 0.5 * (u @ moved**2 + ((t * full) ** 2 / v).sum())
+
+    best = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded", options={"xatol": 1e-9})
+    assert best.x < 0.5  # the full step overshoots
+    assert (mean - mu) / full == pytest.approx([best.x] * 3, rel=1e-5)
+
+
+def test_the_first_outputs_scale_with_the_last_layers_means():
+    of = separable()
+    small, whole = (Tdamp(output_scale=scale).initial(of).slab_mean for scale in (0.1, 1.0))
+    last = of.layout.slices["2.weight"]
+    assert torch.equal(small[: last.start], whole[: last.start])
+    torch.testing.assert_close(10 * small[last], whole[last])
+
+
+def test_predictions_count_the_data_once_or_as_often_as_training():
+    x, y = orthogonal(300)
+    of = linear_problem(x, y)
+    variances = {}
+    for once in (True, False):
+        inference = sweeping(local_epochs=4, count_once=once)
+        broadcast = problems.first_broadcast(inference, of)
+        found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
+        sent = attrs.evolve(broadcast, start=found[0])
+        cohort = problems.cohort(of, inference)
+        draws = inference.predict(of, sent, cohort, torch.eye(3).double()[None]).draws
+        variances[once] = draws.var(1, correction=0)[0, :, 0]
+    _, four = exact(broadcast, x, y, 4)
+    _, once = exact(broadcast, x, y)
+    torch.testing.assert_close(variances[False], 1 / four, atol=0, rtol=5e-3)
+    torch.testing.assert_close(variances[True], 1 / once, atol=0, rtol=5e-3)
+
+
 def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
     x, y = orthogonal(300)
     of = linear_problem(x, y)
@@ -273,6 +343,33 @@ def test_what_the_data_removed_comes_back_only_where_too_few_are_left():
     assert kept == [[False, False, True, True], [True] * 4]
     early = em.prune(EMGroupSparse(target=0.9, deadline=99), q, loss, 1)
     assert torch.equal(early.log_odds, odds)
+
+
+def test_by_log_odds_all_groups_are_removed_at_once_and_only_when_enough_are_probable():
+    odds = 4 * torch.randn(20, generator=problems.generator(2), dtype=torch.float64) + 3
+    q = attrs.evolve(posteriors(1)[0], log_odds=odds)
+    probable = int((1 / (1 + np.exp(-odds.numpy())) > 0.99).sum())
+    assert 2 < probable < 18
+    waiting = em.cut(EMGroupSparse(target=probable / 20, rank="log-odds"), q)
+    assert waiting is q
+    target = probable - 1
+    hyper = EMGroupSparse(target=target / 20, rank="log-odds", rho=0.8)
+    found = em.cut(hyper, q).log_odds
+    kept = np.argsort(-odds.numpy())[:target]
+    expected = np.full(20, -CERTAIN)
+    expected[kept] = math.log(4)
+    assert found.numpy() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rank", ["saliency", "log-odds"])
+def test_the_rank_decides_how_the_target_is_reached(rank):
+    """In the first of ten rounds, saliency removes a few groups and log-odds all but the target."""
+    of = separable()
+    broadcast = problems.first_broadcast(Tdamp(rho=0.999), of)
+    q = broadcast.start  # 10 groups
+    hyper = EMGroupSparse(target=0.3, rank=rank, learn_noise=False)
+    found = hyper.update(broadcast, q, {"weight": torch.ones(())}).start.log_odds
+    assert int((found > -CERTAIN).sum()) == {"saliency": 9, "log-odds": 3}[rank]
 
 
 def test_the_loss_without_a_group_is_that_of_the_data_alone():
