@@ -15,6 +15,7 @@ from tdamp_training import prepared
 
 from bflcore.experiments.prepare import Prepared
 from bflcore.rounds import Recipe, begin
+from bflcore.testing.problems import surveyed
 
 REPEATS = 9
 
@@ -23,7 +24,8 @@ def seconds(run: Prepared, clients: int) -> float:
     """Return the time of one `fit` of the first clients as one cohort."""
     import torch
 
-    inference, problem = run.experiment.inference, run.problem
+    inference = run.experiment.inference
+    problem = surveyed(inference, run.problem)
     broadcast = begin(Recipe(inference, None, None, None), problem)  # type: ignore[arg-type]
     chosen = list(range(clients))
     memory = {n: torch.stack([t] * clients) for n, t in inference.initial_memory(problem).items()}

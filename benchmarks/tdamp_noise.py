@@ -21,9 +21,9 @@ EXPONENTS = (-2.0, 2.0)  # of ten
 def final(arguments: argparse.Namespace, seed: int, noise: float) -> tuple[bool, float]:
     """Return whether every round's posterior was valid, and the last error."""
     run = prepared(arguments, "em-tdamp", seed, noise=noise)
-    posteriors = [posterior for posterior, _ in train(run, arguments.rounds)]
-    valid = not any(posterior.invalid() for posterior in posteriors)
-    return valid, error(figures(run, posteriors[-1])) if valid else float("nan")
+    sent = [broadcast for broadcast, _ in train(run, arguments.rounds)]
+    valid = not any(broadcast.start.invalid() for broadcast in sent)
+    return valid, error(figures(run, sent[-1])) if valid else float("nan")
 
 
 def main() -> None:

@@ -36,9 +36,9 @@ def tdamp(arguments: argparse.Namespace, seed: int, target: float, *_: float) ->
     """EM-TDAMP, which removes groups until two thirds of the epochs are over."""
     hyper = {"target": target, "deadline": 2 * arguments.rounds // 3}
     run = prepared(arguments, "em-tdamp", seed, hyper=hyper)
-    *_, (posterior, _) = train(run, arguments.rounds)
-    kept = posterior.probability >= 0.5
-    row = figures(run, posterior)
+    *_, (broadcast, _) = train(run, arguments.rounds)
+    kept = broadcast.start.probability >= 0.5
+    row = figures(run, broadcast)
     return int(kept.sum()), kept.numel(), error(row), row["nll"] if "ece" in row else error(row)
 
 

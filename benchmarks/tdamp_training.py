@@ -24,12 +24,14 @@ from typing import Any
 
 import attrs
 import numpy as np
+import torch
 
+from bflcore import Broadcast
 from bflcore.data.sources import FashionMNIST
 from bflcore.experiments.prepare import Prepared, prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
-from bflcore.rounds import Recipe, begin, run_round
+from bflcore.rounds import Recipe, begin, run_round, survey
 
 ROUNDS = (1, 3, 5, 10, 15, 20, 50, 100)  # those that are printed
 NETS = {"boston": [64, 64], "mnist5k": [128], "fashion-mnist": [128]}
@@ -76,28 +78,31 @@ def own_split(folder: Path) -> Path:
     return path
 
 
-def train(run: Prepared, rounds: int) -> Iterator[tuple[Any, float]]:
-    """Yield the server's posterior after every round, and the seconds the round took."""
+def train(run: Prepared, rounds: int) -> Iterator[tuple[Broadcast, float]]:
+    """Yield the server's broadcast after every round, and the seconds the round took."""
     experiment, problem = run.experiment, run.problem
     recipe = Recipe(
         experiment.inference, experiment.aggregator, experiment.weighting, experiment.hyper
     )
-    broadcast = begin(recipe, problem)
     with experiment.engine.open(problem, experiment.inference, BINS) as session:
+        known = survey(experiment.inference, problem, session).sums
+        broadcast = begin(recipe, problem.surveyed(known))
         for _ in range(rounds):
             clock = time.perf_counter()
             broadcast = run_round(recipe, session, broadcast, problem.clients).broadcast
-            yield broadcast.start, time.perf_counter() - clock
+            yield broadcast, time.perf_counter() - clock
 
 
-def figures(run: Prepared, posterior: Any, **reading: Any) -> dict[str, float]:
-    """Return the metrics of a posterior over all test samples; `reading` changes the inference."""
+def figures(run: Prepared, broadcast: Broadcast, **reading: Any) -> dict[str, float]:
+    """Return the metrics over all test samples; `reading` changes options of the inference."""
     from bflcore.problem import metrics
 
-    problem = run.problem
-    x, y = problem.test.x, problem.test.y
+    problem = run.problem.surveyed(broadcast.survey)
+    x, y = map(torch.cat, zip(*map(problem.test.of, problem.clients), strict=True))
     inference = attrs.evolve(run.experiment.inference, **reading)
-    found = inference.predict(problem, posterior, {}, x[None], [])
+    memory = {name: t[None] for name, t in inference.initial_memory(problem).items()}
+    cohort = problem.cohort([problem.clients[0]], memory, 0)
+    found = inference.predict(problem, broadcast, cohort, x[None])
     draws = found.draws[0]
     if found.noise is None:
         return metrics.metrics_of(metrics.classification_sums(draws, y, BINS))
@@ -135,11 +140,11 @@ def compare(arguments: argparse.Namespace) -> None:
             run = prepared(arguments, method, seed, **options)
             for rows in found.values():
                 rows.append([])
-            for done, (posterior, taken) in enumerate(train(run, arguments.rounds), 1):
+            for done, (broadcast, taken) in enumerate(train(run, arguments.rounds), 1):
                 seconds += taken
                 if done in shown:
                     for way, reading in ways.items():
-                        found[way][-1].append(figures(run, posterior, **reading))
+                        found[way][-1].append(figures(run, broadcast, **reading))
         for way, runs in found.items():
             errors = np.mean([[error(row) for row in rows] for rows in runs], 0)
             last = {key: np.mean([rows[-1][key] for rows in runs]) for key in ("nll", "ece")

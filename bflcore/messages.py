@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self
 
 import attrs
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from bflcore.posteriors import Posterior
 
-__all__ = ["Broadcast", "Cohort", "Evaluation", "LocalResult", "within"]
+__all__ = ["Answer", "Broadcast", "Cohort", "Evaluation", "LocalResult", "within"]
+
+SURVEY = "survey."  # prefix of what a broadcast's `hyper` holds of the survey
+KNOWN = "known prior"  # in place of a prior that clients know: a tensor without content
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -29,13 +32,26 @@ class Broadcast:
 
     `start` ``[P_shared]`` is the fused posterior, where local training begins; `prior`
     ``[P_shared]`` is the prior of the KL term, set by the hyperparameter update;
-    `hyper` holds any further server state by name.
+    `hyper` holds any further server state by name, and what the survey gave. `first_prior`
+    ``[P_shared]`` is the prior that an untrained inference has, which clients compute themselves.
     """
 
     round: int
     start: Posterior
     prior: Posterior
     hyper: Mapping[str, Tensor] = attrs.field(factory=dict)
+    first_prior: Posterior | None = None
+
+    @property
+    def survey(self) -> dict[str, Tensor]:
+        """The sums ``[...]`` of the survey, by name."""
+        return within(self.hyper, SURVEY)
+
+    def followed_by(self, following: Broadcast) -> Broadcast:
+        """Return the `following` round's broadcast with what never changes during a run."""
+        lasting = {name: t for name, t in self.hyper.items() if name.startswith(SURVEY)}
+        hyper = {**lasting, **following.hyper}
+        return attrs.evolve(following, hyper=hyper, first_prior=self.first_prior)
 
     def pack(self) -> dict[str, Tensor]:
         """Return the tensors by name; a prior's tensor that equals the start's is there once.
@@ -50,13 +66,36 @@ class Broadcast:
             **{f"hyper.{name}": tensor for name, tensor in self.hyper.items()},
         }
 
+    def sent(self) -> dict[str, Tensor]:
+        """Return the tensors ``[...]`` sent to clients, without a prior that they know."""
+        packed = self.pack()
+        if self.first_prior is None or not any(name.startswith("prior.") for name in packed):
+            return packed
+        first = self.first_prior.pack()
+        if not all(tensor.equal(first[name]) for name, tensor in self.prior.pack().items()):
+            return packed
+        known = {name: t for name, t in packed.items() if not name.startswith("prior.")}
+        return known | {KNOWN: self.start.mean.new_empty(0)}
+
     @classmethod
-    def unpack(cls, round: int, tensors: Mapping[str, Tensor], family: type[Posterior]) -> Self:
-        """Rebuild a broadcast from what `pack` returned."""
+    def unpack(
+        cls,
+        round: int,
+        tensors: Mapping[str, Tensor],
+        family: type[Posterior],
+        first_prior: Callable[[dict[str, Tensor]], Posterior] | None = None,
+    ) -> Self:
+        """Rebuild a broadcast from the tensors ``[...]`` of `pack` or `sent`.
+
+        `first_prior` computes, from the survey's sums, the prior that `sent` left out.
+        """
         start = family.unpack(tensors, "start.")
-        own = within(tensors, "prior.")
-        prior = family.unpack(start.pack() | own) if own else start
-        return cls(round, start, prior, within(tensors, "hyper."))
+        own, hyper = within(tensors, "prior."), within(tensors, "hyper.")
+        if KNOWN in tensors:
+            if first_prior is None:
+                raise ValueError("the prior is missing, and is not known here")
+            return cls(round, start, first_prior(within(hyper, SURVEY)), hyper)
+        return cls(round, start, family.unpack(start.pack() | own) if own else start, hyper)
 
 
 @attrs.frozen(eq=False)
@@ -117,6 +156,14 @@ class LocalResult:
             {name: tensor[rows] for name, tensor in self.statistics.items()},
             {name: tensor[rows] for name, tensor in self.memory.items()},
         )
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """One client's answer to the survey before round 1: sums ``[...]`` over its training data."""
+
+    client: int
+    sums: Mapping[str, Tensor]
 
 
 @attrs.frozen(eq=False)

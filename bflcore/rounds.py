@@ -1,11 +1,12 @@
-"""The round loop.
+"""The survey and the round loop.
 
                 prior, start  [P]                     posteriors [K, P], statistics
     server  ───────────────────────────►  clients ───────────────────────────────►  server
     hyper.update                          inference.fit           screen, weighting, aggregator
 
 Engines replace the middle arrow and nothing else. What the server keeps between rounds is exactly
-what it sends: the `Broadcast`.
+what it sends: the `Broadcast`. Before round 1 it knows of the data what the *survey* tells it: sums
+over clients.
 
 A *block* is a fixed number of consecutive clients of the sorted cohort. Its clients are added in
 order, and the sums of blocks are merged in order: wherever a block is summed, and however many
@@ -22,12 +23,13 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from bflcore.aggregation import Aggregator, State, Statistics, add_sums
-from bflcore.engines.screening import screen
+from bflcore.engines.screening import screen, screen_answer
 from bflcore.errors import ClientError, RoundError
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
 from bflcore.lazy import lazy
-from bflcore.messages import Broadcast, LocalResult, within
+from bflcore.messages import SURVEY, Broadcast, Cohort, LocalResult, within
+from bflcore.problem.scaling import moments
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.weighting import Weighting, check_weights
 
@@ -41,7 +43,17 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["BLOCK", "Recipe", "Round", "Sums", "begin", "run_round", "sample_cohort"]
+__all__ = [
+    "BLOCK",
+    "Recipe",
+    "Round",
+    "Sums",
+    "Survey",
+    "begin",
+    "run_round",
+    "sample_cohort",
+    "survey",
+]
 
 BLOCK = 32  # clients per block
 
@@ -105,12 +117,67 @@ class Sums:
         return cls(State(prior, within(tensors, "state.")), within(tensors, "hyper."))
 
 
+@attrs.frozen(eq=False)
+class Survey:
+    """What the survey gave: the sums ``[...]`` by name, who was left out, and what was sent."""
+
+    sums: Mapping[str, Tensor]
+    dropped: tuple[ClientError, ...]
+    bytes_up: int
+    bytes_down: int
+
+
+def survey(
+    inference: LocalInference, problem: Problem, session: Session, min_clients: int = 1
+) -> Survey:
+    """Add up the clients' answers before round 1.
+
+    If samples are to be standardised, the clients are asked for their moments first, and then
+    `LocalInference.survey` sees standardised samples. Raises `RoundError` if fewer than
+    `min_clients` give a valid answer.
+    """
+    sums: dict[str, Tensor] = {}
+    dropped: list[ClientError] = []
+    up = down = 0
+    clients = problem.clients
+    for form in _forms(inference, problem):
+        down += len(clients) * _nbytes(sums)
+        total: Statistics = {}
+        answers = 0
+        for reply in session.survey(sums, clients):
+            answer = screen_answer(reply, form)
+            if isinstance(answer, ClientError):
+                dropped.append(answer)
+                continue
+            up += _nbytes(answer.sums)
+            answers += 1
+            total = add_sums(total, dict(answer.sums))
+        if answers < min_clients:
+            raise RoundError(
+                f"before round 1: {answers} of {len(clients)} clients answered the survey, "
+                f"{min_clients} are needed (--min-clients): {'; '.join(map(str, dropped[:3]))}"
+            )
+        sums |= total
+    return Survey(sums, tuple(dropped), up, down)
+
+
+def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor]]:
+    """Return the form of each answer ``[...]`` that the clients are asked for, in order."""
+    x, y = problem.train.x[:0], problem.train.y[:0]
+    nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
+    asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
+    return [moments(x, y), asked] if problem.standardise else [asked]
+
+
 def begin(recipe: Recipe, problem: Problem) -> Broadcast:
     """Return the first broadcast: the shared halves of the initial posterior and of the prior."""
+    prior = recipe.inference.prior(problem).split(problem.layout)[0]
     return Broadcast(
         0,
         recipe.inference.initial(problem).split(problem.layout)[0],
-        recipe.inference.prior(problem).split(problem.layout)[0],
+        prior,
+        {f"{SURVEY}{name}": tensor for name, tensor in problem.survey.items()},
+        prior,
     )
 
 
@@ -151,7 +218,7 @@ def run_round(
         total = total.merge(rule, part)
     tally.check(min_clients)
     posterior, report = rule.finish(total.state), rule.report(total.state)
-    following = recipe.hyper.update(broadcast, posterior, total.hyper)
+    following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
     return tally.close(following, report, time.perf_counter() - clock)
 
 
@@ -183,6 +250,7 @@ class Tally:
             self.client_seconds += time.perf_counter() - clock
             if reply is None:
                 return
+            self.bytes_up += _uploaded(reply)
             for result in screen(reply, self.broadcast):
                 if isinstance(result, ClientError):
                     self.dropped.append(result)
@@ -218,8 +286,6 @@ class Tally:
         self.replied.append(client)
         self.weights.append(weights)  # one number per client, checked when all are known
         self.loss += float(result.loss[0])
-        tensors = [*result.posterior.pack().values(), *result.statistics.values()]
-        self.bytes_up += sum(tensor.nbytes for tensor in tensors)
         return sums
 
     def drop(self, client: int, reason: str) -> None:
@@ -244,8 +310,22 @@ class Tally:
             tuple(self.replied),
             tuple(self.dropped),
             self.bytes_up,
-            len(self.clients) * sum(tensor.nbytes for tensor in self.broadcast.pack().values()),
+            len(self.clients) * _nbytes(self.broadcast.sent()),
             self.client_seconds,
             seconds - self.client_seconds,
             report,
         )
+
+
+def _uploaded(reply: LocalResult | ClientError) -> int:
+    """Return the bytes of a result, whether or not it is valid."""
+    if isinstance(reply, ClientError):
+        return 0
+    try:
+        return _nbytes(reply.posterior.pack()) + _nbytes(reply.statistics)
+    except Exception:  # noqa: BLE001 - a client may send anything; the screen says what
+        return 0
+
+
+def _nbytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -23,6 +23,36 @@ def test_what_the_prior_shares_with_the_start_is_packed_once():
     assert_same(Broadcast.unpack(0, sent.pack(), Gaussian), sent, "unpacked", 0.0)
 
 
+def test_a_prior_that_clients_can_compute_is_not_sent():
+    start, first = gaussian(4), gaussian(4, seed=5)
+    known = Broadcast(7, start, first, {"survey.examples": torch.tensor(30)}, first)
+    sent = known.sent()
+    assert sum(tensor.nbytes for tensor in sent.values()) == start.mean.nbytes * 2 + 8
+    asked = []
+    found = Broadcast.unpack(7, sent, Gaussian, lambda survey: asked.append(survey) or first)
+    assert_same(found.prior, first, "the prior", 0.0)
+    assert asked == [{"examples": torch.tensor(30)}]
+    with pytest.raises(ValueError, match="the prior is missing"):
+        Broadcast.unpack(7, sent, Gaussian)
+
+
+def test_a_prior_that_moved_or_equals_the_start_is_sent_as_ever():
+    start, first = gaussian(4), gaussian(4, seed=5)
+    for prior in (start, Gaussian(first.mean, first.variance * 2)):
+        broadcast = Broadcast(7, start, prior, {}, first)
+        assert broadcast.sent().keys() == broadcast.pack().keys()
+
+
+def test_what_never_changes_stays_when_an_update_drops_it():
+    first = gaussian(4)
+    before = Broadcast(
+        0, first, first, {"survey.n": torch.tensor(3), "state": torch.tensor(1)}, first
+    )
+    after = before.followed_by(Broadcast(1, first, first, {"state": torch.tensor(2)}))
+    assert after.survey == {"n": torch.tensor(3)}
+    assert (after.round, int(after.hyper["state"]), after.first_prior) == (1, 2, first)
+
+
 def test_a_cohort_in_which_sizes_rise_is_refused():
     x = torch.zeros(2, 3, 1)
     with pytest.raises(ValueError, match="sizes must fall"):

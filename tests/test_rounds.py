@@ -30,7 +30,8 @@ from bflcore import (
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RunError
-from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort
+from bflcore.messages import Answer
+from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort, survey
 from bflcore.testing.problems import Replies, first_broadcast, gaussian, normal, problem, reply
 
 SIZE = 6
@@ -267,9 +268,89 @@ def test_bytes_up_count_every_accepted_tensor_that_travels():
     assert done.bytes_up == 3 * (2 * SIZE * 8 + 5 * 4)
 
 
-def test_bytes_up_leave_out_dropped_clients():
-    done, _ = run([spoilt("mean", torch.nan)])
-    assert done.bytes_up == 2 * (2 * SIZE * 8)
+def test_bytes_up_count_rejected_uploads_too():
+    done, _ = run([spoilt("mean", torch.nan), ClientError(3, "fit", "no reply")])
+    assert len(done.dropped) == 2
+    assert done.bytes_up == 3 * (2 * SIZE * 8)
+
+
+@pytest.mark.parametrize(("hyper", "sent_twice"), [(Fixed(), False), (Continual(), True)])
+def test_the_first_prior_does_not_travel_while_it_stays(hyper, sent_twice):
+    """Clients compute it; under `continual` the prior is the start, which is sent once anyway."""
+    of, parts = problem(), recipe(inference=Variational(prior_sigma=2.0), hyper=hyper)
+    broadcast = begin(parts, of)
+    one = broadcast.start.mean.nbytes * 2
+    with Local(workers=1).open(of, parts.inference, bins=10) as session:
+        for _ in range(2):
+            done = run_round(parts, session, broadcast, of.clients)
+            assert done.bytes_down == len(of.clients) * one
+            broadcast = done.broadcast
+    assert equal(broadcast.prior, broadcast.start) == sent_twice
+
+
+@component
+class Asks(Map):
+    """Ask for the sum of the inputs, too."""
+
+    name = "asks"
+
+    def survey(self, problem, cohort):
+        real = torch.arange(cohort.x.shape[1]) < torch.tensor(cohort.sizes)[:, None]
+        sums = (cohort.x * real[..., None]).sum(1)
+        return {**super().survey(problem, cohort), "x": sums.double()}
+
+
+def surveyed(inference, of, min_clients=1):
+    with Local(workers=1).open(of, inference, bins=10) as session:
+        return survey(inference, of, session, min_clients)
+
+
+def test_the_survey_sums_over_the_clients_that_train():
+    of = problem(novel=(2,))
+    found = surveyed(Asks(), of)
+    trained = [of.train.of(client)[0] for client in of.clients]
+    assert int(found.sums["examples"]) == sum(map(len, trained))
+    torch.testing.assert_close(found.sums["x"], torch.cat(trained).sum(0).double())
+    assert (found.bytes_up, found.bytes_down) == (2 * (8 + found.sums["x"].nbytes), 0)
+
+
+def test_samples_are_standardised_before_the_inference_surveys_them():
+    of = attrs.evolve(problem(), standardise=True)
+    found = surveyed(Asks(), of)
+    pooled = torch.cat([of.train.of(client)[0] for client in of.clients])
+    torch.testing.assert_close(found.sums["scaling.x"], pooled.sum(0).double())
+    torch.testing.assert_close(
+        found.sums["x"], torch.zeros_like(found.sums["x"]), atol=1e-4, rtol=0
+    )
+    moments = 8 + 2 * pooled.shape[1] * 8
+    assert found.bytes_up == 3 * (8 + pooled.shape[1] * 8 + moments)
+    assert found.bytes_down == 3 * moments
+
+
+FORM = {"examples": torch.tensor(4)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"examples": torch.tensor(-1)}, "examples of its answer is not an allowed number"),
+        ({"examples": torch.tensor(2.0)}, "its answer has the form"),
+        ({"examples": torch.tensor([2])}, "its answer has the form"),
+        ({}, "its answer has the form"),
+        (None, "malformed answer"),
+        (ClientError(1, "survey", "ValueError: no"), "ValueError: no"),
+    ],
+)
+def test_a_faulty_answer_is_left_out_with_its_reason(answer, reason):
+    bad = answer if isinstance(answer, ClientError) else Answer(1, answer)
+    session = Replies(answers=[Answer(0, FORM), bad, Answer(2, FORM)])
+    found = survey(Map(), problem(), session)
+    assert int(found.sums["examples"]) == 8
+    (dropped,) = found.dropped
+    assert (dropped.client, dropped.stage) == (1, "survey")
+    assert reason in dropped.reason
+    with pytest.raises(RunError, match="2 of 3 clients answered the survey, 3 are needed"):
+        survey(Map(), problem(), session, min_clients=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

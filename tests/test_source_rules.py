@@ -17,7 +17,7 @@ EXAMPLES = sorted(ROOT.glob("examples/*/bfl_*/**/*.py"))
 
 # What the package is besides: the conformance kit, the model and data zoos, the command line.
 BESIDE = ("testing", "models", "data", "cli")
-LARGEST_CORE = 4780  # lines of code: no blanks, comments or docstrings
+LARGEST_CORE = 5400  # lines of code: no blanks, comments or docstrings
 
 # A shape in a docstring: ``[K, P]``, ``[...]``, ``[P_shared]``.
 SHAPE = re.compile(r"``\[[^\]]*\]``")

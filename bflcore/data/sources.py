@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bflcore.data.base import Dataset, DataSource
 from bflcore.data.idx import find_idx, read_idx
+from bflcore.data.leaf import FEMNIST, Shakespeare
+from bflcore.data.tiny_imagenet import TinyImageNet
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 from bflcore.options import component, option
@@ -56,8 +58,8 @@ class Digits(DataSource):
 class Boston(DataSource):
     """Boston housing: 506 districts, 13 features, the median price; a regression.
 
-    Features and price are standardised by statistics of all clients' training samples; errors are
-    then in standard deviations of the price.
+    Features and price are standardised by sums over the clients' training samples; errors are then
+    in standard deviations of the price.
     """
 
     name = "boston"
@@ -208,6 +210,9 @@ DATASETS: tuple[type[DataSource], ...] = (
     CIFAR10,
     CIFAR100,
     EMNIST,
+    TinyImageNet,
+    Shakespeare,
+    FEMNIST,
 )
 
 

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from bflcore.errors import ClientError
     from bflcore.inference.base import LocalInference
-    from bflcore.messages import Broadcast, Evaluation, LocalResult
+    from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult
     from bflcore.problem.base import Problem
 
     FitReply = LocalResult | ClientError
     EvaluationReply = Evaluation | ClientError
+    SurveyReply = Answer | ClientError
 
 __all__ = ["Engine", "Session", "Wrapped"]
 
@@ -29,6 +30,10 @@ class Engine(Component, abc.ABC):
     """Base of engines."""
 
     kind: ClassVar[str] = "engine"
+
+    def clients_per_step(self, problem: Problem) -> int:
+        """Return how many clients one training step trains at most (default: 1)."""
+        return 1
 
     @abc.abstractmethod
     def open(
@@ -53,6 +58,10 @@ class Session(abc.ABC):
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:  # noqa: B027 - optional
         """Restore memories ``[...]`` from a checkpoint; called before the first round."""
+
+    @abc.abstractmethod
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Ask for sums over the training data, given the sums ``[...]`` that are known so far."""
 
     @abc.abstractmethod
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
@@ -84,6 +93,10 @@ class Wrapped(Session):
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore the session's memories ``[...]``."""
         self.session.restore(memories)
+
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Survey as the session does; `known` are the sums ``[...]`` so far."""
+        yield from self.session.survey(known, clients)
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit as the session does."""

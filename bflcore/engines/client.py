@@ -1,4 +1,4 @@
-"""What happens at a client: fitting, and evaluation on its own test and validation samples."""
+"""What happens at a client: the survey, fitting, evaluation on its test and validation samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
 from bflcore.inference.base import Explorable
-from bflcore.messages import Evaluation
+from bflcore.messages import Answer, Evaluation
 from bflcore.problem import metrics
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import EvaluationReply, FitReply
+    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.problem.base import Problem, Shares
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
 Memory = Mapping[str, Tensor]
-Stage = Literal["fit", "evaluate"]
+Stage = Literal["survey", "fit", "evaluate"]
 Sums = dict[str, Tensor]
 
-BLOCK = 2048  # samples predicted at a time; bounds memory, does not change results
+BLOCK = 2048  # samples predicted at a time; bounds memory
 
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
@@ -47,6 +47,28 @@ class ClientWorker:
     problem: Problem
     inference: LocalInference
     bins: int
+
+    def survey(
+        self, known: Mapping[str, Tensor], clients: Sequence[int], _: Sequence[Memory] = ()
+    ) -> list[SurveyReply]:
+        """Let each client answer: first what its samples are to be scaled by, if at all.
+
+        `known` ``[...]`` are the sums of the answers so far.
+        """
+        replies: list[SurveyReply] = []
+        problem = self.problem.surveyed(known)
+        for client in clients:
+            try:
+                replies.append(Answer(client, self._answer(problem, client)))
+            except Exception as error:
+                replies.append(_blame(client, "survey", error))
+        return replies
+
+    def _answer(self, problem: Problem, client: int) -> dict[str, Tensor]:
+        if problem.standardise and not problem.survey:
+            return problem.moments(client)
+        answers = self.inference.survey(problem, problem.cohort([client], {}, 0))
+        return {name: tensor[0] for name, tensor in answers.items()}
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
@@ -79,62 +101,65 @@ class ClientWorker:
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
     ) -> LocalResult:
         """Fit a cohort ordered by falling size; return its result in the order of `clients`."""
-        size = self.problem.train.size
+        problem = self.problem.surveyed(broadcast.survey)
+        size = problem.train.size
         order = sorted(range(len(clients)), key=lambda i: (-size(clients[i]), clients[i]))
         chosen = [clients[i] for i in order]
         memory = stack([memories[i] for i in order])
-        cohort = self.problem.cohort(chosen, memory, broadcast.round)
-        result = self.inference.fit(self.problem, broadcast, cohort)
+        cohort = problem.cohort(chosen, memory, broadcast.round)
+        result = self.inference.fit(problem, broadcast, cohort)
         back = sorted(range(len(chosen)), key=lambda row: chosen[row])
         return result if back == list(range(len(back))) else result.select(back)
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
-        problem = self.problem
+        problem = self.problem.surveyed(broadcast.survey)
         cohort = problem.cohort([client], stack([memory]), broadcast.round)
         own = self.inference.personalise(problem, broadcast, cohort)
         cohort = attrs.evolve(cohort, memory=own)
-        found = [self._evaluate_on(problem.test, broadcast, cohort)]
+        found = [self._evaluate_on(problem, problem.test, broadcast, cohort)]
         if problem.validation:
-            held = self._evaluate_on(problem.validation, broadcast, cohort)
+            held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
             found.append(held and attrs.evolve(held, validation=True))
         return [evaluation for evaluation in found if evaluation]
 
     def _evaluate_on(
-        self, samples: Shares, broadcast: Broadcast, cohort: Cohort
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
     ) -> Evaluation | None:
         """Evaluate the personal and the server's model; None for a client without samples."""
         (client,), own = cohort.clients, cohort.memory
-        personal = self._sums(samples, broadcast, cohort)
+        personal = self._sums(problem, samples, broadcast, cohort)
         if not personal:
             return None
-        curves = self._curves(samples, broadcast, cohort)
-        if self.problem.layout.personal_total:  # the server's model is not complete
+        curves = self._curves(problem, samples, broadcast, cohort)
+        if problem.layout.personal_total:  # the server's model is not complete
             return Evaluation(client, personal, None, curves)
-        initial = stack([self.inference.initial_memory(self.problem)])
+        initial = stack([self.inference.initial_memory(problem)])
         shared = personal
         if own.keys() != initial.keys() or any(not own[n].equal(initial[n]) for n in own):
-            shared = self._sums(samples, broadcast, attrs.evolve(cohort, memory=initial))
+            shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
         return Evaluation(client, personal, shared, curves)
 
     @torch.no_grad()
-    def _sums(self, samples: Shares, broadcast: Broadcast, cohort: Cohort) -> Sums:
+    def _sums(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Sums:
         # Every block draws from the same streams: one set of parameter draws for all samples.
         blocks = [
-            _measure(self.inference.predict(self.problem, broadcast, cohort, x[None]), y, self.bins)
+            _measure(self.inference.predict(problem, broadcast, cohort, x[None]), y, self.bins)
             for x, y in _blocks(samples, cohort)
         ]
         return reduce(metrics.add, blocks) if blocks else {}
 
     @torch.no_grad()
     def _curves(
-        self, samples: Shares, broadcast: Broadcast, cohort: Cohort
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
     ) -> dict[str, dict[float, Sums]]:
         total: dict[str, dict[float, Sums]] = {}
         if not isinstance(self.inference, Explorable):
             return total
         for x, y in _blocks(samples, cohort):
-            found = self.inference.curves(self.problem, broadcast, cohort, x[None])
+            found = self.inference.curves(problem, broadcast, cohort, x[None])
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
                 for value, predictive in predictions.items():
@@ -152,7 +177,8 @@ def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
 def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
-        return metrics.classification_sums(draws, y, bins)
+        closed = None if predictive.closed_form is None else predictive.closed_form[0]
+        return metrics.classification_sums(draws, y, bins, closed)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
     return metrics.regression_sums(draws.mean(0), variance, y)

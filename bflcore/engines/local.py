@@ -13,7 +13,9 @@ from bflcore.engines.base import Engine, Session
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import EvaluationReply, FitReply
+    from torch import Tensor
+
+    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.engines.client import ClientWorker, Memory, Stage
     from bflcore.engines.memories import Memories
     from bflcore.engines.pool import Pool
@@ -28,8 +30,9 @@ __all__ = ["Local"]
 class Local(Engine):
     """Run clients on this machine, in `workers` processes, `chunk` clients per training step.
 
-    Results do not depend on either number. On a CPU one client per step is fastest (everything
-    stays in cache) and processes give the parallelism; a GPU trains its whole cohort at once.
+    Results do not depend on `workers`; with another `chunk` they agree to rounding. On a CPU one
+    client per step is fastest (everything stays in cache) and processes give the parallelism; a GPU
+    trains its whole cohort at once.
     """
 
     name = "local"
@@ -47,6 +50,10 @@ class Local(Engine):
         256, "MiB of client memory kept in RAM; the least recently used goes to disk", at_least=0
     )
 
+    def clients_per_step(self, problem: Problem) -> int:
+        """Return the chunk size; by default one on a CPU, and all clients on a GPU."""
+        return self.chunk or (1 if problem.device.type == "cpu" else max(1, len(problem.clients)))
+
     @contextmanager
     def open(
         self, problem: Problem, inference: LocalInference, bins: int
@@ -56,10 +63,9 @@ class Local(Engine):
         from bflcore.engines.memories import Memories
         from bflcore.engines.pool import open_pool, single_threaded
 
-        on_cpu = problem.device.type == "cpu"
         tasks = max(1, len(problem.clients))
-        count = min(self.workers or (_cores() if on_cpu else 1), tasks)
-        chunk = self.chunk or (1 if on_cpu else tasks)
+        count = min(self.workers or (_cores() if problem.device.type == "cpu" else 1), tasks)
+        chunk = self.clients_per_step(problem)
         worker = ClientWorker(problem, inference, bins)
         # One thread per process, this one too: results must not depend on the number of workers,
         # and a server whose threads wait for the workers' cores spins instead of working.
@@ -80,6 +86,13 @@ class LocalSession(Session):
         """Store memories of an earlier session."""
         self.memories.update(memories)
 
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Survey one client per task, given the sums ``[...]`` so far; see `Session.survey`."""
+        from bflcore.engines.pool import Task
+
+        for reply in self.pool.run("survey", known, [Task([client], ()) for client in clients]):
+            yield from reply
+
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Fit in chunks; see `Session.fit`."""
         return self._run("fit", broadcast, clients, self.chunk)
@@ -99,7 +112,8 @@ class LocalSession(Session):
         """Run `chunk` clients per task; a client without a memory gets the initial one."""
         from bflcore.engines.pool import Task
 
-        initial = self.worker.inference.initial_memory(self.worker.problem)
+        problem = self.worker.problem.surveyed(broadcast.survey)
+        initial = self.worker.inference.initial_memory(problem)
         chunks = [clients[i : i + chunk] for i in range(0, len(clients), chunk)]
         tasks = [Task(some, [self.memories.get(c, initial) for c in some]) for some in chunks]
         for reply in self.pool.run(stage, broadcast, tasks):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["InProcessPool", "Pool", "ProcessPool", "Task", "open_pool", "single_threaded"]
 
 Reply = list[Any]  # one entry per result or error
+Shared = Broadcast | Mapping[str, torch.Tensor]  # what all tasks of a stage get
 
 STARTED = b"started"
 
@@ -43,9 +44,9 @@ class Task:
     clients: Sequence[int]
     memories: Sequence[Memory]
 
-    def run(self, worker: ClientWorker, stage: Stage, broadcast: Broadcast) -> Reply:
+    def run(self, worker: ClientWorker, stage: Stage, shared: Shared) -> Reply:
         """Run the stage with the worker."""
-        reply: Reply = getattr(worker, stage)(broadcast, self.clients, self.memories)
+        reply: Reply = getattr(worker, stage)(shared, self.clients, self.memories)
         return reply
 
 
@@ -55,10 +56,10 @@ class InProcessPool:
 
     worker: ClientWorker
 
-    def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
+    def run(self, stage: Stage, shared: Shared, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Run `stage` for every task."""
         for task in tasks:
-            yield task.run(self.worker, stage, broadcast)
+            yield task.run(self.worker, stage, shared)
 
 
 @attrs.frozen
@@ -81,9 +82,9 @@ class ProcessPool:
         self._context = multiprocessing.get_context("spawn")  # fork is unsafe once torch ran
         self._processes = [self._start() for _ in range(processes)]
 
-    def run(self, stage: Stage, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[Reply]:
+    def run(self, stage: Stage, shared: Shared, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Run `stage` for every task; replies come in order, early ones wait for their turn."""
-        shared = _in_shared_memory(broadcast)
+        moved = _in_shared_memory(shared)
         waiting = deque(enumerate(tasks))
         idle = list(range(len(self._processes)))
         busy: dict[Connection, Assignment] = {}
@@ -92,7 +93,7 @@ class ProcessPool:
             while due not in done:
                 while idle and waiting:
                     process, (number, task) = idle.pop(0), waiting.popleft()
-                    busy[self._send(process, (stage, shared), task)] = Assignment(process, number)
+                    busy[self._send(process, (stage, moved), task)] = Assignment(process, number)
                 for connection in _ready(busy):
                     assignment = busy.pop(connection)
                     task = tasks[assignment.task]
@@ -191,10 +192,10 @@ def _serve(connection: Connection, worker: ClientWorker) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
-            stage, broadcast = connection.recv()
+            stage, shared = connection.recv()
             task: Task = _unpack(connection.recv_bytes())
             connection.send_bytes(STARTED)
-            connection.send_bytes(_pack(task.run(worker, stage, broadcast)))
+            connection.send_bytes(_pack(task.run(worker, stage, shared)))
 
 
 class _Pickler(pickle.Pickler):
@@ -218,9 +219,12 @@ def _unpack(written: bytes) -> Any:
     return pickle.loads(written)  # noqa: S301 - from this run's own processes
 
 
-def _in_shared_memory(broadcast: Broadcast) -> Broadcast:
+def _in_shared_memory(shared: Shared) -> Shared:
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.is_shared() else tensor.clone().share_memory_()
 
-    tensors = {name: move(tensor) for name, tensor in broadcast.pack().items()}
-    return Broadcast.unpack(broadcast.round, tensors, type(broadcast.start))
+    tensors = shared.pack() if isinstance(shared, Broadcast) else shared
+    moved = {name: move(tensor) for name, tensor in tensors.items()}
+    if not isinstance(shared, Broadcast):
+        return moved
+    return Broadcast.unpack(shared.round, moved, type(shared.start))

@@ -7,7 +7,7 @@ against a client that lies within these bounds; robust aggregators do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bflcore.errors import ClientError
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from bflcore.engines.base import EvaluationReply, FitReply
+    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.messages import Broadcast, LocalResult
 else:
     torch = lazy("torch")
 
-__all__ = ["LARGEST", "screen", "screen_evaluations"]
+__all__ = ["LARGEST", "screen", "screen_answer", "screen_evaluations"]
 
 # Largest magnitude of a number that a client may send. Sums of a million squares of such numbers
 # are finite in float32, and no meaningful parameter, variance or loss comes near it.
@@ -48,6 +48,27 @@ def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
         except Exception as error:  # noqa: BLE001 - types on which arithmetic is not defined
             reason = f"malformed result ({type(error).__name__}: {error})"
         yield ClientError(client, "fit", reason) if reason else result
+
+
+def screen_answer(reply: SurveyReply, form: Mapping[str, Tensor]) -> SurveyReply:
+    """Return an answer to the survey, or the error that keeps it out of the sums.
+
+    `form` has the names, shapes and dtypes that an answer ``[...]`` must have.
+    """
+    if isinstance(reply, ClientError):
+        return reply
+    try:
+        found = {n: (t.dtype, list(t.shape)) for n, t in sorted(reply.sums.items())}
+        due = {n: (t.dtype, list(t.shape)) for n, t in sorted(form.items())}
+        if found != due:
+            reason = f"its answer has the form {found}, not {due}"
+        else:
+            wrong = [n for n, t in reply.sums.items() if not bool(t.isfinite().all())]
+            wrong += [n for n, t in reply.sums.items() if n == "examples" and not 0 <= t <= LARGEST]
+            reason = f"{wrong[0]} of its answer is not an allowed number" if wrong else ""
+    except Exception as error:  # noqa: BLE001 - a client may send anything
+        reason = f"malformed answer ({type(error).__name__}: {error})"
+    return ClientError(reply.client, "survey", reason) if reason else reply
 
 
 def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationReply]:

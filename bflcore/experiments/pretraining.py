@@ -34,8 +34,8 @@ def pool_samples(problem: Problem, fraction: float) -> Problem:
     x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     order = torch.randperm(len(x), generator=stream(problem.seed, SERVER, SERVER, "pre-training"))
     chosen = order[: max(1, round(fraction * len(x)))]
-    share = Shares(x[chosen], y[chosen], (0,), (len(chosen),))
-    return attrs.evolve(problem, train=share, clients=(SERVER,), novel=())
+    share = Shares(x[chosen], y[chosen], (0,), (len(chosen),))  # standardised, if need be
+    return attrs.evolve(problem, train=share, clients=(SERVER,), novel=(), standardise=False)
 
 
 def pretrain(
@@ -57,4 +57,4 @@ def pretrain(
             f"{pool.train.size(SERVER)} pooled samples: {result.reason}"
         )
     following = recipe.hyper.after_pretraining(broadcast, result.posterior[0])
-    return following, float(result.loss[0])
+    return broadcast.followed_by(following), float(result.loss[0])

@@ -12,7 +12,7 @@ from bflcore.problem import metrics
 
 if TYPE_CHECKING:
     from bflcore.messages import Evaluation
-    from bflcore.rounds import Round
+    from bflcore.rounds import Round, Survey
 
 __all__ = ["Record", "Records"]
 
@@ -51,6 +51,12 @@ class Records:
         self.seconds, self.bytes = dict(state["seconds"]), dict(state["bytes"])
         self.dropped = list(state["dropped"])
         self._started = time.perf_counter() - state["total"]
+
+    def add_survey(self, found: Survey) -> None:
+        """Count what the survey before round 1 cost, and the clients that it left out."""
+        self.bytes["up"] += found.bytes_up
+        self.bytes["down"] += found.bytes_down
+        self._drop(0, found.dropped)
 
     def add_round(self, number: int, done: Round) -> None:
         """Count what a round cost, and the clients that it dropped."""

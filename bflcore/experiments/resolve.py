@@ -115,8 +115,9 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
         name.replace("-", "_"): _component(registry, recipe, kind_called(name), file, flags)
         for name in CONFIGURABLE
     }
-    fitted = [type(components[kind]) for kind in FITTED]
-    compatibility.check(registry, type(components["inference"]), *fitted)
+    inference, fitted = components["inference"], {kind: components[kind] for kind in FITTED}
+    compatibility.check(registry, type(inference), *map(type, fitted.values()))
+    inference.check_parts(**fitted)
     loggers = tuple(registry.loggers[name]() for name in run.log)
     for logger in loggers:
         logger.check()

@@ -12,7 +12,7 @@ from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import RunError
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, begin, run_round, sample_cohort
+from bflcore.rounds import Recipe, begin, run_round, sample_cohort, survey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +73,7 @@ class Run:
             clients.restore(memories or {})
             session = simulate_faults(clients, run.seed, run.drop_out, run.corrupt)
             if memories is None:
+                self._survey(session)
                 self._pretrain(session)
                 self._checkpoint(session)
             del memories  # they may be large, and the session holds them
@@ -94,7 +95,8 @@ class Run:
         if saved is None:
             return None
         self._check(saved, records)
-        self.broadcast = saved.broadcast
+        self.problem = self.problem.surveyed(saved.broadcast.survey)
+        self.broadcast = begin(self.recipe, self.problem).followed_by(saved.broadcast)
         self.records.restore(saved.state, records)
         return saved.memories
 
@@ -128,6 +130,15 @@ class Run:
         if last or number % run.checkpoint_every == 0:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
+
+    def _survey(self, session: Session) -> None:
+        """Ask the clients for sums over their data, and begin with what they answered."""
+        found = survey(
+            self.recipe.inference, self.problem, session, self.experiment.run.min_clients
+        )
+        self.records.add_survey(found)
+        self.problem = self.problem.surveyed(found.sums)
+        self.broadcast = begin(self.recipe, self.problem)
 
     def _pretrain(self, session: Session) -> None:
         fraction = self.experiment.run.pretrain

@@ -7,17 +7,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from bflcore.inference.memory import Memory
+from bflcore.lazy import lazy
 from bflcore.options import Component
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from bflcore.aggregation import Aggregator
+    from bflcore.hyper import HyperUpdate
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
     from bflcore.problem.likelihoods import Predictive
+    from bflcore.weighting import Weighting
+else:
+    torch = lazy("torch")
 
-__all__ = ["Explorable", "LocalInference"]
+__all__ = ["Explorable", "LocalInference", "label_counts"]
 
 
 class LocalInference(Component, abc.ABC):
@@ -32,7 +39,14 @@ class LocalInference(Component, abc.ABC):
     # Claims that `bflcore.testing` checks:
     # exact-conjugate  `fit` returns the exact posterior of linear regression with known noise if
     #                  each sample depends on one parameter
+    # Declarations:
+    # pools-samples    `fit` reads the samples of all clients, which only a simulation can give it
     tags: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def leaves_certain(self) -> bool:
+        """Whether `fit` gives variance 0, certainty, to parameters that it did not infer."""
+        return False
 
     def check(self, problem: Problem) -> None:
         """Raise `OptionError` for a problem that this inference cannot handle (default: none).
@@ -40,9 +54,29 @@ class LocalInference(Component, abc.ABC):
         Called once, before a run writes anything.
         """
 
+    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+        """Raise `IncompatibleError` for parts that do not work with these options (default: none).
+
+        Called when an experiment is resolved, after the families have been compared.
+        """
+
+    def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Return what the server must know of the clients' data before round 1, by name.
+
+        Each tensor ``[K, ...]`` is summed over all clients, in float64 if it is real. The sums are
+        in ``problem.survey`` wherever this inference is called later, and the server sees nothing
+        else of the data. By default: ``examples`` ``[K]``, the number of training samples. An
+        override keeps that entry, and must accept a cohort without samples, which shows the server
+        the form of an answer.
+        """
+        return {"examples": torch.tensor(cohort.sizes, device=cohort.x.device)}
+
     @abc.abstractmethod
     def initial(self, problem: Problem) -> Posterior:
-        """Return the posterior ``[P]`` over all parameters before any data is seen."""
+        """Return the posterior ``[P]`` over all parameters before any sample is trained on.
+
+        ``problem.survey`` is empty if only the form of the posterior is asked for.
+        """
 
     def prior(self, problem: Problem) -> Posterior:
         """Return the prior ``[P]`` of the first round (default: the initial posterior)."""
@@ -97,3 +131,12 @@ class Explorable(Protocol):
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
         """Return one or two networks ``[K, P]`` by label; the landscape is drawn through them."""
+
+
+def label_counts(cohort: Cohort, classes: int) -> Tensor:
+    """Return how many training samples ``[K, C]`` of each class the clients have.
+
+    For a `LocalInference.survey` of a classification with C `classes`.
+    """
+    labels = zip(cohort.y, cohort.sizes, strict=True)
+    return torch.stack([torch.bincount(y[:size], minlength=classes) for y, size in labels])

@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
+from bflcore.problem.scaling import Scaling, moments
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +30,15 @@ __all__ = ["Problem", "Shares"]
 class Shares:
     """The samples of all clients in one block; client i holds the view ``x[start[i]:end[i]]``.
 
-    `x` ``[N, ...]``, `y` ``[N]`` or ``[N, T]``.
+    `x` ``[N, ...]``, `y` ``[N]`` or ``[N, T]`` are as the data set has them; `of` applies the
+    `scaling`.
     """
 
     x: Tensor
     y: Tensor
     start: tuple[int, ...]
     end: tuple[int, ...]
+    scaling: Scaling | None = None
 
     @classmethod
     def gather(
@@ -53,7 +56,8 @@ class Shares:
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return one client's samples ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
         rows = slice(self.start[client], self.end[client])
-        return self.x[rows], self.y[rows]
+        x, y = self.x[rows], self.y[rows]
+        return self.scaling(x, y) if self.scaling else (x, y)
 
     def size(self, client: int) -> int:
         """Return how many samples a client holds."""
@@ -71,7 +75,9 @@ class Problem:
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
-    is the length of the run (0: unknown).
+    is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
+    summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
+    set, it scales every client's samples.
     """
 
     network: nn.Module
@@ -84,6 +90,8 @@ class Problem:
     novel: tuple[int, ...] = ()
     seed: int = 0
     rounds: int = 0
+    standardise: bool = False
+    survey: Mapping[str, Tensor] = attrs.field(factory=dict)
     validation: Shares | None = None
 
     @classmethod
@@ -103,18 +111,20 @@ class Problem:
     ) -> Problem:
         """Combine a partitioned data set and a network; the last `novel` clients are held out.
 
-        Parameters, samples and real targets are converted to `dtype` (default: float32).
+        Parameters, samples and real targets are converted to `dtype` (default: float32), samples
+        only once they are gathered: bytes stay bytes until then (see `Dataset`).
         """
         dtype = dtype or torch.float32
 
-        def tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
+        def shares(x: object, y: object, indices: Sequence[Integers]) -> Shares:
             targets = torch.as_tensor(y)
             if targets.is_floating_point():
                 targets = targets.to(dtype)
-            return torch.as_tensor(x).to(dtype), targets
+            gathered = Shares.gather(torch.as_tensor(x), targets, indices, device)
+            return attrs.evolve(gathered, x=dataset.scaled(gathered.x).to(dtype))
 
-        train = tensors(dataset.x, dataset.y)
-        test = tensors(dataset.x_test, dataset.y_test) if partition.held_out else train
+        train = dataset.x, dataset.y
+        test = (dataset.x_test, dataset.y_test) if partition.held_out else train
         held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
@@ -123,15 +133,29 @@ class Problem:
             network,
             layout,
             likelihood,
-            train=Shares.gather(*train, partition.train, device),
-            test=Shares.gather(*test, partition.test, device),
+            train=shares(*train, partition.train),
+            test=shares(*test, partition.test),
             initial=layout.flatten(dict(network.named_parameters())),
             clients=ids[:trained],
             novel=ids[trained:],
             seed=seed,
             rounds=rounds,
-            validation=Shares.gather(*train, held, device) if held else None,
+            standardise=dataset.standardise,
+            validation=shares(*train, held) if held else None,
         )
+
+    def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
+        """Return the problem with the sums ``[...]`` that the clients' answers gave."""
+        if not survey:
+            return self
+        scaling = Scaling.of(survey) if self.standardise else None
+        train, test, *held = (attrs.evolve(part, scaling=scaling) for part in self.samples)
+        validation = held[0] if held else None
+        return attrs.evolve(self, survey=survey, train=train, test=test, validation=validation)
+
+    def moments(self, client: int) -> dict[str, Tensor]:
+        """Return what one client answers before all samples are standardised (see `Scaling`)."""
+        return moments(*self.train.of(client))
 
     @property
     def samples(self) -> tuple[Shares, ...]:

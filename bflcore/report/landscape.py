@@ -60,6 +60,7 @@ def landscape(run: Run) -> Plane:
     saved = Checkpoints(folder).read(family, problem.device)
     if saved is None:
         raise RunError(f"{folder} cannot be read: it has no checkpoint; start the run again")
+    problem = problem.surveyed(saved.broadcast.survey)
     client = min(saved.memories, default=problem.clients[0])
     memory = saved.memories.get(client) or inference.initial_memory(problem)
     stacked = {name: tensor[None] for name, tensor in memory.items()}

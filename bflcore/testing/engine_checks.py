@@ -16,7 +16,7 @@ from bflcore.engines.base import Engine, Session
 from bflcore.engines.local import Local
 from bflcore.errors import ClientError
 from bflcore.inference.point import Map
-from bflcore.messages import Broadcast, Cohort, Evaluation, LocalResult
+from bflcore.messages import Answer, Broadcast, Cohort, Evaluation, LocalResult
 from bflcore.options import component
 from bflcore.problem.base import Problem
 from bflcore.testing import problems
@@ -32,7 +32,7 @@ BINS = 10
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of an engine."""
-    yield inputs_stay_untouched
+    yield from (inputs_stay_untouched, answers_equal_the_local_engines)
     yield from (two_rounds_equal_the_local_engines, evaluation_equals_the_local_engines)
     yield from (replies_are_sorted_by_client, a_client_that_fails_to_fit_is_blamed)
     yield a_client_that_fails_to_evaluate_is_blamed
@@ -42,6 +42,15 @@ def inputs_stay_untouched(part: Part) -> None:
     """Rounds leave broadcast and data as they were."""
     if changed := _of(part).changed:
         raise AssertionError(f"an input was changed in place: {changed}")
+
+
+def answers_equal_the_local_engines(part: Part) -> None:
+    """Answers to the survey are those of the local engine."""
+    found, expected = (
+        {str(r.client): r.sums for r in one.replies("survey") if isinstance(r, Answer)}
+        for one in (_of(part), _local())
+    )
+    problems.assert_same(found, expected, "answers to the survey, beside the local engine's", 0.0)
 
 
 def two_rounds_equal_the_local_engines(part: Part) -> None:
@@ -130,6 +139,7 @@ def _record(engine: Engine) -> Record:
     before = problems.copies(first, of.train)
     stages: dict[str, list[Any] | Exception] = {}
     with engine.open(of, inference, BINS) as session:
+        stages["survey"] = _tried(lambda: list(session.survey({}, of.clients)))
         stages["first fit"] = found = _tried(lambda: _fitted(session, first, of))
         results = [] if isinstance(found, Exception) else found
         start = next((r.posterior[0] for r in results if _clients(r)[0] == 0), first.start)

@@ -115,7 +115,7 @@ def _cases(part: Part) -> Iterator[tuple[Broadcast, LocalResult, Posterior]]:
 
 @lru_cache(maxsize=32)
 def _fitted(inference: LocalInference) -> tuple[Broadcast, LocalResult]:
-    of = problems.separable()
+    of = problems.surveyed(inference, problems.separable())
     broadcast = problems.first_broadcast(inference, of)
     return broadcast, inference.fit(of, broadcast, problems.cohort(of, inference))
 

@@ -25,8 +25,9 @@ ROUNDS = 8
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     """Yield the checks of an inference."""
-    yield inputs_stay_untouched
-    yield from (results_have_the_declared_family, keeps_the_dtype, repeats_itself)
+    yield from (inputs_stay_untouched, survey_is_a_sum_over_clients)
+    yield from (results_have_the_declared_family, certainty_is_declared)
+    yield from (keeps_the_dtype, repeats_itself)
     yield global_randomness_stays_untouched
     yield from (a_cohort_is_its_clients_alone, padding_is_never_read, order_is_irrelevant)
     yield from (no_data_gives_the_prior_back, loss_falls, memory_survives_storage)
@@ -55,6 +56,33 @@ def inputs_stay_untouched(part: Part) -> None:
     )
 
 
+def survey_is_a_sum_over_clients(part: Part) -> None:
+    """Answers have a row per client, count its samples, do not read padding, and keep their form.
+
+    The sums are all that the server learns of the data; a cohort without samples shows their form.
+    """
+    inference, of = problems.build(part), problems.separable()
+    cohort = of.cohort(range(len(problems.SIZES)), {}, 0)
+    answers = inference.survey(of, cohort)
+    if "examples" not in answers or answers["examples"].tolist() != list(cohort.sizes):
+        raise AssertionError(
+            f"survey gives {sorted(answers)}; expected examples {list(cohort.sizes)} among them"
+        )
+    x, nobody = cohort.x.clone(), attrs.evolve(cohort, x=cohort.x[:1, :0], y=cohort.y[:1, :0],
+                                               clients=(0,), sizes=(0,))  # fmt: skip
+    for row, size in enumerate(cohort.sizes):
+        x[row, size:] = 1e3
+    loud = inference.survey(of, attrs.evolve(cohort, x=x))
+    problems.assert_same(loud, answers, "answers with other padding beyond cohort.sizes")
+    for row, client in enumerate(cohort.clients):
+        alone = inference.survey(of, of.cohort([client], {}, 0))
+        mine = {name: tensor[row : row + 1] for name, tensor in answers.items()}
+        problems.assert_same(mine, alone, f"the answer of client {client}, compared with it alone")
+    form, due = problems.shapes(inference.survey(of, nobody)), problems.shapes(alone)
+    if form != due:
+        raise AssertionError(f"a cohort without samples gives {form} instead of {due}")
+
+
 def results_have_the_declared_family(part: Part) -> None:
     """`fit` returns posteriors of `family` that the server accepts, one row per client."""
     from bflcore.engines.screening import screen
@@ -72,10 +100,22 @@ def results_have_the_declared_family(part: Part) -> None:
         )
 
 
+def certainty_is_declared(part: Part) -> None:
+    """`leaves_certain` says whether `fit` gives some parameters a variance of zero."""
+    inference, of, broadcast, cohort = _case(part)
+    variance = inference.fit(of, broadcast, cohort).posterior.pack().get("variance")
+    certain = variance is not None and bool((variance == 0).any())
+    if certain != inference.leaves_certain:
+        raise AssertionError(
+            f"leaves_certain is {inference.leaves_certain}, but fit gives "
+            f"{'a' if certain else 'no'} variance of zero; declare it"
+        )
+
+
 def keeps_the_dtype(part: Part) -> None:
     """A float32 problem gives float32 posteriors and predictions."""
     inference = problems.build(part)
-    of = problems.separable(sharing="body", dtype=torch.float32)
+    of = problems.surveyed(inference, problems.separable(sharing="body", dtype=torch.float32))
     broadcast, cohort = problems.first_broadcast(inference, of), problems.cohort(of, inference)
     result = inference.fit(of, broadcast, cohort)
     draws = _predicted(inference, of, broadcast, attrs.evolve(cohort, memory=result.memory))
@@ -145,7 +185,7 @@ def padding_is_never_read(part: Part) -> None:
 def order_is_irrelevant(part: Part) -> None:
     """Clients of equal size may be in any order."""
     inference = problems.build(part)
-    of = problems.separable(sizes=(6, 6))
+    of = problems.surveyed(inference, problems.separable(sizes=(6, 6)))
     broadcast = problems.first_broadcast(inference, of)
     first = inference.fit(of, broadcast, problems.cohort(of, inference, [0, 1]))
     second = inference.fit(of, broadcast, problems.cohort(of, inference, [1, 0]))
@@ -155,7 +195,7 @@ def order_is_irrelevant(part: Part) -> None:
 def no_data_gives_the_prior_back(part: Part) -> None:
     """Without samples, if start and prior are equal, the posterior is the prior."""
     inference = problems.build(part)
-    of = problems.separable(sizes=(6, 0))
+    of = problems.surveyed(inference, problems.separable(sizes=(6, 0)))
     broadcast = problems.first_broadcast(inference, of)
     broadcast = attrs.evolve(broadcast, start=broadcast.prior)
     result = inference.fit(of, broadcast, problems.cohort(of, inference, [1]))
@@ -169,7 +209,7 @@ def no_data_gives_the_prior_back(part: Part) -> None:
 def loss_falls(part: Part) -> None:
     """Starting each round from its own posterior, a client's loss falls."""
     inference = problems.build(part)
-    of = problems.separable(sizes=(24,), sharing="body")
+    of = problems.surveyed(inference, problems.separable(sizes=(24,), sharing="body"))
     broadcast, memory = problems.first_broadcast(inference, of), None
     losses: list[float] = []
     for number in range(ROUNDS):
@@ -245,7 +285,8 @@ def is_exact_on_the_conjugate_problem(part: Part) -> None:
 
 
 def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Broadcast, Cohort]:
-    inference, of = problems.build(part), problems.separable(sharing=sharing)
+    inference = problems.build(part)
+    of = problems.surveyed(inference, problems.separable(sharing=sharing))
     return inference, of, problems.first_broadcast(inference, of), problems.cohort(of, inference)
 
 
@@ -253,7 +294,10 @@ def _predicted(
     inference: LocalInference, of: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Tensor:
     x = torch.stack([of.train.of(client)[0][:3] for client in cohort.clients])
-    return inference.predict(of, broadcast, cohort, x).draws
+    found = inference.predict(of, broadcast, cohort, x)
+    if found.closed_form is None:
+        return found.draws
+    return torch.cat([found.draws, found.closed_form[:, None]], dim=1)  # checked like a draw
 
 
 def _check(draws: Tensor) -> None:

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from bflcore.engines.base import Session
+from bflcore.engines.local import Local
 from bflcore.inference.base import LocalInference
 from bflcore.layout import Layout
-from bflcore.messages import Broadcast, Cohort, LocalResult
+from bflcore.messages import SURVEY, Broadcast, Cohort, LocalResult
 from bflcore.options import Component, options_of
 from bflcore.posteriors import Gaussian, Posterior
 from bflcore.problem.base import Problem, Shares
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood
+from bflcore.rounds import survey
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import EvaluationReply, FitReply
+    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.posteriors import Point
 
 __all__ = [
@@ -55,14 +57,22 @@ C = TypeVar("C", bound=Component)
 
 SIZES = (9, 6, 3)  # samples per client of `separable`
 IMAGE = (2, 4, 4)  # shape of an input of `convolutional`
-QUICK: dict[str, object] = {"local_epochs": 2, "batch_size": 4, "lr": 0.01}
+QUICK: dict[str, object] = {"local_epochs": 2, "batch_size": 4, "lr": 0.01, "predict_draws": 4}
 
 
 class Replies(Session):
-    """Clients whose replies are known beforehand; `stored` lists those whose result was kept."""
+    """Clients whose replies are known beforehand; `stored` lists those whose result was kept.
 
-    def __init__(self, *replies: FitReply) -> None:
+    `answers` are the replies to the survey.
+    """
+
+    def __init__(self, *replies: FitReply, answers: Sequence[SurveyReply] = ()) -> None:
         self.replies, self.stored = replies, list[int]()
+        self.answers = answers
+
+    def survey(self, known: Mapping[str, Tensor], clients: Sequence[int]) -> Iterator[SurveyReply]:
+        """Yield the answers, whatever is asked and `known` ``[...]``."""
+        yield from self.answers
 
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[FitReply]:
         """Yield the replies, whatever is asked."""
@@ -196,12 +206,21 @@ def _divided(
     )
 
 
+def surveyed(inference: LocalInference, of: Problem) -> Problem:
+    """Return the problem after the survey of its training clients."""
+    with Local(workers=1).open(of, inference, bins=1) as session:
+        return of.surveyed(survey(inference, of, session).sums)
+
+
 def first_broadcast(inference: LocalInference, of: Problem, round: int = 0) -> Broadcast:
-    """Return what the server sends first."""
+    """Return what the server sends first, with the survey's sums if there was one."""
+    prior = inference.prior(of).split(of.layout)[0]
     return Broadcast(
         round,
         inference.initial(of).split(of.layout)[0],
-        inference.prior(of).split(of.layout)[0],
+        prior,
+        {f"{SURVEY}{name}": tensor for name, tensor in of.survey.items()},
+        prior,
     )
 
 

@@ -146,6 +146,18 @@ def test_a_client_of_one_sample_trains_on_it():
     assert [len(t) for t in part.test] == [0] * 4
 
 
+def test_held_out_samples_of_natural_owners_stay_with_them():
+    owned = {"client": np.arange(200) % 3, "client_test": np.arange(30) % 3}
+    data = dataset(200, x_test=np.zeros((30, 3)), y_test=np.arange(30) % 10, **owned)
+    part = divide(data, Natural(), 2, rng())
+    assert [tests.tolist() for tests in part.test] == [list(range(k, 30, 3)) for k in range(2)]
+    # A share of several owners is tested on its classes, whoever owns them.
+    mixed = divide(data, Labels(k=2), 5, rng())
+    assert [sorted(set(data.y_test[tests])) for tests in mixed.test] == [
+        sorted(set(data.y[trains])) for trains in mixed.train
+    ]
+
+
 def test_a_held_out_split_is_never_trained_on_and_matches_the_clients_classes():
     data = dataset(x_test=np.zeros((30, 3)), y_test=np.arange(30) % 10)
     part = divide(data, Labels(k=2), 5, rng())

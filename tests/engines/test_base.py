@@ -14,6 +14,9 @@ class Recording(Session):
     def restore(self, memories):
         self.calls.append(("restore", memories))
 
+    def survey(self, known, clients):
+        yield ("survey", known, clients)
+
     def fit(self, broadcast, clients):
         yield ("fit", broadcast, clients)
 
@@ -27,6 +30,7 @@ class Recording(Session):
 def test_a_wrapped_session_forwards_everything():
     inner = Recording()
     outer = Wrapped(inner)
+    assert list(outer.survey({}, [3])) == [("survey", {}, [3])]
     assert list(outer.fit("b", [1])) == [("fit", "b", [1])]
     assert list(outer.evaluate("b", [2])) == [("evaluate", "b", [2])]
     assert outer.memories == {1: {}}

@@ -2,14 +2,17 @@
 
 import attrs
 import pytest
+import torch
 
 from bflcore import (
     Average,
     Equal,
     Fixed,
     Map,
+    Predictive,
 )
 from bflcore.engines.local import Local
+from bflcore.problem import metrics
 from bflcore.problem.base import Shares
 from bflcore.rounds import Recipe, begin
 from bflcore.testing.problems import difference, problem
@@ -84,3 +87,23 @@ def test_a_client_without_test_samples_can_still_validate():
         recipe = Recipe(inference, Average(), Equal(), Fixed())
         found = list(session.evaluate(begin(recipe, held), held.clients))
     assert [(e.client, e.validation) for e in found] == [(0, True), (1, True), (2, True)]
+
+
+def test_a_prediction_in_closed_form_is_what_is_evaluated():
+    @attrs.frozen(kw_only=True)
+    class Sure(Map):
+        """Predicts the first class; its draws are undecided."""
+
+        def predict(self, problem, broadcast, cohort, x):
+            closed = torch.tensor([0.9, 0.1]).expand(1, x.shape[1], 2)
+            draws = torch.stack([closed, closed.flip(-1)], dim=1)
+            return Predictive(draws, closed_form=closed)
+
+    of, inference = problem(), Sure()
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        (found,) = session.evaluate(begin(recipe, of), (0,))
+    y = of.test.of(0)[1]
+    result = metrics.metrics_of(found.personal)
+    assert result["accuracy"] == pytest.approx(float((y == 0).double().mean()))
+    assert result["epistemic"] == pytest.approx(2 * 0.4**2)  # the variances of 0.9, 0.1

@@ -1,13 +1,17 @@
 """From settings to a problem."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from bflcore import DataError, OptionError
+from bflcore import DataError, Map, OptionError
+from bflcore.data.leaf import CHARACTERS
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
+from bflcore.testing.problems import surveyed
 
 FLAGS = {
     "data": {"data": "synthetic", "partition": "natural", "clients": 3},
@@ -60,9 +64,14 @@ def test_novel_clients_are_held_out_of_training():
     assert set(of.clients) | set(of.novel) == {0, 1, 2}
 
 
-def test_features_of_a_table_are_scaled_by_training_samples():
-    of = prepared({"data": "boston", "partition": "iid"}, dataset={}).problem
-    np.testing.assert_allclose(of.train.x.mean(0), 0, atol=1e-4)
+def test_features_of_a_table_are_raw_until_the_clients_were_surveyed():
+    raw = prepared({"data": "boston", "partition": "iid"}, dataset={}).problem
+    assert raw.standardise
+    assert raw.train.x.abs().max() > 100
+    of = surveyed(Map(), raw)
+    x = np.concatenate([of.train.of(client)[0] for client in of.clients])
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(x.std(0), 1, atol=1e-4)
 
 
 def test_a_folder_and_a_device_that_are_not_there_are_refused(tmp_path):
@@ -111,12 +120,60 @@ def test_label_noise_spares_validation_samples():
 
 def test_validation_samples_do_not_take_part_in_scaling():
     data = {"data": "boston", "partition": "iid", "validation_fraction": 0.5}
-    of = prepared(data, dataset={}).problem
-    np.testing.assert_allclose(of.train.x.mean(0), 0, atol=1e-4)
-    assert abs(of.validation.x.mean(0)).max() > 1e-3
+    of = surveyed(Map(), prepared(data, dataset={}).problem)
+    train, held = (
+        np.concatenate([part.of(client)[0] for client in of.clients])
+        for part in (of.train, of.validation)
+    )
+    np.testing.assert_allclose(train.mean(0), 0, atol=1e-4)
+    assert abs(held.mean(0)).max() > 1e-3
+    assert abs(held).max() < 100
 
 
 def test_a_validation_split_that_no_client_has_samples_for_is_one_line():
     data = {"data": "digits", "partition": "iid", "clients": 1797}
     with pytest.raises(DataError, match="--validation-fraction: no client has two training"):
         prepared(data | {"validation_fraction": 0.5}, dataset={})
+
+
+def test_a_model_of_codes_refuses_other_values_before_the_run():
+    lstm = {"name": "stacked-lstm", "hidden": 3}
+    with pytest.raises(OptionError, match="model stacked-lstm reads character codes, whole num"):
+        prepared(model=lstm)
+
+
+def leaf_file(path, users):
+    """Write samples of Shakespeare: 80 equal characters, the next of which is the same."""
+    data = {user: {"x": [80 * c for c in line], "y": list(line)} for user, line in users.items()}
+    counts = [len(line) for line in users.values()]
+    path.parent.mkdir(parents=True)
+    content = {"users": list(data), "num_samples": counts, "user_data": data}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_natural_owners_train_and_test_on_their_own_codes(tmp_path):
+    leaf_file(tmp_path / "train" / "a.json", {"OTHELLO": "ab}", "IAGO": "c"})
+    leaf_file(tmp_path / "test" / "a.json", {"OTHELLO": "d", "IAGO": "ef"})
+    data = {"data": "shakespeare", "data_dir": str(tmp_path), "partition": "natural", "clients": 2}
+    flags = {"data": data, "model": {"name": "stacked-lstm", "hidden": 3}}
+    of = prepare(resolve(load_registry(), "fedavg", {}, flags)).problem
+    held = [
+        ["".join(CHARACTERS[code] for code in shares.of(client)[1]) for client in of.clients]
+        for shares in (of.train, of.test)
+    ]
+    assert held == [["c", "ab}"], ["ef", "d"]]  # the smallest name is the first client
+    assert torch.equal(of.train.x, of.train.y[:, None].expand(-1, 80).float())
+
+
+def test_images_are_scaled_to_the_input_range_and_tables_are_refused():
+    digits = {"data": "digits", "partition": "iid"}
+    plain = prepared(digits, dataset={}).problem
+    scaled = prepared(digits | {"input_range": "-1,1"}, dataset={}).problem
+    for of, other in ((plain.train, scaled.train), (plain.test, scaled.test)):
+        torch.testing.assert_close(other.x, 2 * of.x - 1)
+        assert torch.equal(other.y, of.y)
+    assert torch.equal(plain.initial, scaled.initial)
+    with pytest.raises(OptionError, match="--input-range: -1,1 is for images .* synthetic has"):
+        prepared({"input_range": "-1,1"})
+    with pytest.raises(OptionError, match="input-range: '0,255'"):
+        prepared(digits | {"input_range": "0,255"}, dataset={})

@@ -115,7 +115,7 @@ def test_the_servers_other_state_is_kept():
     sent = attrs.evolve(first(inference, of), hyper={"noise": torch.ones(1)})
     after, _ = pretrain(recipe(inference), of, sent, 0.5)
     assert isinstance(after, Broadcast)
-    assert after.hyper is sent.hyper
+    assert after.hyper == sent.hyper
 
 
 def test_a_fit_that_fails_is_one_line():
@@ -146,7 +146,7 @@ def test_a_run_records_shows_and_evaluates_its_pre_training(tmp_path, monkeypatc
     assert tomllib.loads((tmp_path / "run/experiment.toml").read_text())["pretrain"] == 0.25
     lines = [json.loads(one) for one in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1]
-    assert lines[0]["bytes"] == {"up": 0, "down": 0}
+    assert lines[0]["bytes"] == {"up": 3 * 8, "down": 0}  # the survey
     assert json.loads((tmp_path / "run/summary.json").read_text())["seconds"]["pretraining"] > 0
     assert bfl(capsys, "run run/experiment.toml --out again")[0] == 0
     again = [json.loads(one) for one in (tmp_path / "again/metrics.jsonl").read_text().splitlines()]

@@ -3,7 +3,16 @@
 import attrs
 import pytest
 
-from bflcore import FedAvg, GaussianNoise, Map, OptionError, Variational
+from bflcore import (
+    FedAvg,
+    GaussianNoise,
+    IncompatibleError,
+    Map,
+    OptionError,
+    Variational,
+    component,
+    option,
+)
 from bflcore.data.label_noise import Pair
 from bflcore.experiments.resolve import Experiment, chosen_class, resolve
 from bflcore.models import TwoNN
@@ -26,6 +35,29 @@ def with_method(**members):
 
 def resolved(file=None, flags=None, method="fedavg"):
     return resolve(load_registry(), method, file or {}, flags or {})
+
+
+@component
+class Particular(Map):
+    """A point that its options allow to be averaged equally, or not."""
+
+    name = "particular"
+    even: bool = option(False, "equal weights")
+
+    def check_parts(self, aggregator, weighting, hyper):
+        if self.even and weighting.name != "equal":
+            found = ", ".join(part.name for part in (aggregator, weighting, hyper))
+            raise IncompatibleError(f"no: {found}")
+
+
+def test_an_inference_may_refuse_parts_that_do_not_work_with_its_options():
+    registry = with_method()
+    registry.add(Plugin("particular", "0", "tests"), [Particular])
+    even = {"inference": {"name": "particular", "even": True}}
+    with pytest.raises(IncompatibleError, match="no: average, examples, fixed"):
+        resolve(registry, "mine", even, {})
+    assert resolve(registry, "mine", even, {"weighting": {"name": "equal"}}).inference.even
+    assert not resolve(registry, "mine", {"inference": {"name": "particular"}}, {}).inference.even
 
 
 def test_a_method_may_choose_the_model():

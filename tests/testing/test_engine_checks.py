@@ -8,13 +8,14 @@ import pytest
 from bflcore.engines.base import Engine, Session
 from bflcore.engines.local import Local
 from bflcore.errors import ClientError
-from bflcore.messages import Evaluation
+from bflcore.messages import Answer, Evaluation
 from bflcore.testing import engine_checks
 from bflcore.testing.engine_checks import FAULTY_ROUND
 
 from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
+ANSWERS = "answers equal the local engines"
 ROUNDS = "two rounds equal the local engines"
 EVALUATION = "evaluation equals the local engines"
 SORTED = "replies are sorted by client"
@@ -28,6 +29,9 @@ class Relay(Session):
     def __init__(self, session):
         self.session = session
         self.broadcasts = []
+
+    def survey(self, known, clients):
+        return self.session.survey(known, clients)
 
     def fit(self, broadcast, clients):
         self.broadcasts.append(broadcast)
@@ -138,9 +142,16 @@ def all_but_the_last(found):
     return found[:2]
 
 
+def answer_for_the_next(self, known, clients):
+    found = list(self.session.survey(known, clients))
+    sums = [one.sums for one in found]
+    return iter([Answer(one.client, s) for one, s in zip(found, sums[1:] + sums[:1], strict=True)])
+
+
 # mistake -> what the session does instead, the checks that must fail
 MISTAKES = {
     "Moves the broadcast in place": ({"close": move_the_start}, {UNTOUCHED}),
+    "Answers for another client": ({"survey": answer_for_the_next}, {ANSWERS}),
     "Swaps two clients' posteriors": (replies("fit", swap_posteriors), {ROUNDS, EVALUATION}),
     "Swaps two clients' metrics": (replies("evaluate", swap_evaluations), {EVALUATION}),
     "Forgets memories": ({"store": lambda self, result: None}, {ROUNDS, EVALUATION}),

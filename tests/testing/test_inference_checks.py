@@ -13,7 +13,9 @@ from bflcore.testing import inference_checks
 from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
+SURVEY = "survey is a sum over clients"
 FAMILY = "results have the declared family"
+CERTAIN = "certainty is declared"
 DTYPE = "keeps the dtype"
 REPEATS = "repeats itself"
 GLOBAL = "global randomness stays untouched"
@@ -26,6 +28,10 @@ MEMORY = "memory survives storage"
 PREDICTIONS = "predictions are probabilities"
 NOVEL = "novel clients can predict"
 EXACT = "is exact on the conjugate problem"
+ALL_BUT_EXACT = {
+    *(UNTOUCHED, SURVEY, FAMILY, DTYPE, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, LOSS),
+    *(MEMORY, PREDICTIONS, NOVEL),
+}
 
 TIMES = count()
 KEPT = {}
@@ -85,6 +91,11 @@ def predict_logits(self, problem, broadcast, cohort, x):
     return Predictive(found.draws.log())
 
 
+def predict_logits_in_closed_form(self, problem, broadcast, cohort, x):
+    found = Map.predict(self, problem, broadcast, cohort, x)
+    return Predictive(found.draws, closed_form=found.mean.log())
+
+
 def personalise_badly(when):
     def personalise(self, problem, broadcast, cohort):
         memory = Map.personalise(self, problem, broadcast, cohort)
@@ -115,6 +126,25 @@ def changed(field, function):
     return after(lambda r, b, c: attrs.evolve(r, **{field: function(getattr(r, field))}))
 
 
+def count_padding(self, problem, cohort):
+    return {
+        "examples": torch.tensor(cohort.sizes),
+        "x": cohort.x.sum((1, 2)),
+    }
+
+
+def count_nothing(self, problem, cohort):
+    return {}
+
+
+def count_wider_without_samples(self, problem, cohort):
+    width = cohort.x.shape[-1] if max(cohort.sizes) else 1
+    return {
+        "examples": torch.tensor(cohort.sizes),
+        "x": cohort.x.new_zeros(len(cohort.sizes), width),
+    }
+
+
 # mistake -> what differs from `Map`, the checks that must fail
 MISTAKES = {
     "Moves the broadcast's start in place": (
@@ -125,6 +155,12 @@ MISTAKES = {
     "Returns a buffer that the next fit fills": (
         {"fit": after(reuse_a_buffer)},
         {UNTOUCHED, ORDER, MEMORY},
+    ),
+    "Surveys padding": ({"survey": count_padding}, {SURVEY}),
+    "Does not count its samples": ({"survey": count_nothing}, {SURVEY}),
+    "Has no fixed form of answer": (
+        {"survey": count_wider_without_samples},
+        ALL_BUT_EXACT - {NO_DATA},  # one of its two clients has the form of none
     ),
     "Declares another family": ({"family": "gaussian"}, {FAMILY}),
     "Counts samples twice": ({"fit": changed("examples", lambda n: 2 * n)}, {FAMILY}),
@@ -178,6 +214,10 @@ MISTAKES = {
         {MEMORY},
     ),
     "Predicts logits": ({"predict": predict_logits}, {PREDICTIONS, NOVEL}),
+    "Predicts logits in closed form": (
+        {"predict": predict_logits_in_closed_form},
+        {PREDICTIONS, NOVEL},
+    ),
     "Personalises to nothing": ({"personalise": personalise_badly(False)}, {PREDICTIONS}),
     "Adapts novel clients to nothing": ({"personalise": personalise_badly(True)}, {NOVEL}),
 }
@@ -204,7 +244,21 @@ def conjugate(mistake, **fields):
     return wrong(Variational, mistake, tags=frozenset({"exact-conjugate"}), **fields)
 
 
+def certain(first):
+    """Return a `fit` after which variances are zero from parameter `first` on."""
+
+    def fit(self, problem, broadcast, cohort):
+        result = Variational.fit(self, problem, broadcast, cohort)
+        q = result.posterior
+        zeros = torch.arange(q.variance.shape[1]) >= first
+        return attrs.evolve(result, posterior=Gaussian(q.mean, q.variance.masked_fill(zeros, 0.0)))
+
+    return fit
+
+
 WRONG += [
+    (wrong(Variational, "Declares certainty and has none", leaves_certain=True), {CERTAIN}),
+    (wrong(Variational, "Keeps its certainty secret", fit=certain(40)), {CERTAIN, NO_DATA}),
     (conjugate("Claims to be exact and is not"), {EXACT}),
     (conjugate("Forgets the noise's variance", fit=bayes(noise_counts=False)), {EXACT}),
 ]

@@ -33,6 +33,7 @@ class Pooled(PointInference):
 
     name = "pooled"
     reference = "the usual upper bound; Fischer et al. 2024, Table 1"
+    tags = frozenset({"pools-samples"})
     expected_failures = MappingProxyType(
         {"no data gives the prior back": "a client without data trains on the others'"}
     )

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 import numpy as np
 from flwr.app import Context, Message
@@ -51,7 +52,7 @@ def client_app(folder: Path) -> ClientApp:
     """
     app = ClientApp()
     answer = partial(_answer, folder)
-    for register in (app.train(), app.evaluate(), app.query()):
+    for register in (app.train(), app.evaluate(), app.query(), app.query("survey")):
         register(answer)
     return app
 
@@ -130,6 +131,7 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
             f"{data}: {found[0]} with samples {found[1]} and {found[2]} outputs; the experiment "
             f"is a {form['task']} with samples {form['shape']} and {form['outputs']} outputs"
         )
+    dataset = attrs.evolve(dataset, standardise=form["standardise"])
     tests = 0 if dataset.x_test is None else len(dataset.x_test)
     own = {"train": np.arange(len(dataset.x)), "test": np.arange(tests)}
     empty = np.empty(0, np.int64)
@@ -149,7 +151,14 @@ def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Da
     outputs = int(form["outputs"])
     y: Any = np.empty(0, np.int64) if labels else np.empty((0, outputs), np.float32)
     x = np.empty((0, *form["shape"]), np.float32)
-    dataset = Dataset(form["name"], form["task"], x, y, outputs if labels else 0)
+    dataset = Dataset(
+        form["name"],
+        form["task"],
+        x,
+        y,
+        outputs if labels else 0,
+        standardise=form["standardise"],
+    )
     nobody = (np.empty(0, np.int64),) * experiment.data.clients
     return dataset, Partition(nobody, nobody)
 

@@ -37,6 +37,9 @@ server = server_app(FOLDER)
 client = client_app(FOLDER)
 '''
 
+# What the app's README adds to the shape of a sample.
+RANGES = {"0,1": "", "-1,1": " of floats in [-1, 1]"}
+
 README = """# {method} on Flower
 
 On every machine: `pip install {distributions}`, the same versions everywhere.
@@ -70,8 +73,13 @@ VALIDATION = "The node holds {:.3g} of the samples in x out for validation.\n"
 
 
 def refuse(prepared: Prepared) -> None:
-    """Raise `OptionError` if the experiment needs samples at the server, or cannot be divided."""
+    """Raise `OptionError` if the experiment needs pooled samples, or cannot be divided."""
     experiment = prepared.experiment
+    if "pools-samples" in experiment.inference.tags:
+        raise OptionError(
+            f"inference {experiment.inference.name} trains on the pooled samples of all clients, "
+            "but a node holds those of one client; run it with --engine local or --engine flower"
+        )
     if experiment.label_noise and experiment.data.validation_fraction:
         raise OptionError(
             "--validation-fraction: nodes hold out their validation samples themselves, but "
@@ -112,6 +120,7 @@ def form_of(prepared: Prepared) -> dict[str, Any]:
         "task": problem.likelihood.task,
         "shape": list(one.shape[2:]),
         "outputs": problem.forward(problem.initial[None], one).shape[-1],
+        "standardise": problem.standardise,
     }
 
 
@@ -141,7 +150,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
             method=experiment.method,
             distributions=" ".join(needed),
             last=data.clients - 1,
-            shape=form["shape"],
+            shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
             validation=VALIDATION.format(share) if (share := data.validation_fraction) else "",
             out=out,

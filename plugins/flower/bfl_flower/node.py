@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, Reply, Task, pack
+from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, SURVEY, Question, Task, TaskReply, pack
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.pool import single_threaded
 from bflcore.errors import BflError
@@ -81,7 +81,7 @@ class Node:
 
     def answer(self, message: Message) -> Message:
         """Answer a message; an error in training is also sent as an answer."""
-        kind = message.metadata.message_type.partition(".")[0]
+        kind = message.metadata.message_type.removesuffix(".default")
         if kind == IDENTIFY:
             return Message(pack({"client": self.client}), reply_to=message)
         with single_threaded():
@@ -89,29 +89,45 @@ class Node:
 
     def _work(self, kind: str, message: Message) -> RecordDict:
         stage = FIT if kind == FIT else EVALUATE
+        device = self.worker.problem.device
         try:
-            task = Task.unpack(stage, message.content, self._family, self.worker.problem.device)
+            if kind == SURVEY:
+                return self._survey(Question.unpack(message.content, device))
+            task = Task.unpack(stage, message.content, self._family, device, self._first_prior)
             work: Any = self.worker.fit if stage == FIT else self.worker.evaluate
             replies = work(task.broadcast, [task.client], [self._load_memory(task)])
             return task.answer([self._store_memory(reply, task) for reply in replies])
         except BflError as error:
             return pack({"error": str(error)})
 
+    def _survey(self, question: Question) -> RecordDict:
+        self._check_client(question.client)
+        (answer,) = self.worker.survey(question.known, [question.client])
+        return question.answer(answer)
+
+    def _check_client(self, client: int) -> None:
+        if client != self.client:
+            raise BflError(f"this node holds client {self.client}")
+
     def _load_memory(self, task: Task) -> Memory:
         """Return the client's memory."""
-        if task.client != self.client:
-            raise BflError(f"this node holds client {self.client}")
+        self._check_client(task.client)
         if not task.memory:
-            return self.worker.inference.initial_memory(self.worker.problem)
+            problem = self.worker.problem.surveyed(task.broadcast.survey)
+            return self.worker.inference.initial_memory(problem)
         return self.store.get(task.memory) if self.store else task.memory
 
-    def _store_memory(self, reply: Reply, task: Task) -> Reply:
+    def _store_memory(self, reply: TaskReply, task: Task) -> TaskReply:
         """Move the memory of a result to the store, if there is one."""
         if self.store is None or not isinstance(reply, LocalResult) or not reply.memory:
             return reply
         memory = {name: tensor[0] for name, tensor in reply.memory.items()}
         token = self.store.put(memory, task.broadcast.round + 1)
         return attrs.evolve(reply, memory={name: t[None] for name, t in token.items()})
+
+    def _first_prior(self, survey: Mapping[str, Tensor]) -> Posterior:
+        problem = self.worker.problem.surveyed(survey)
+        return self.worker.inference.prior(problem).split(problem.layout)[0]
 
     @property
     def _family(self) -> type[Posterior]:

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, MalformedError, Reply, Task, pack, unpack
+from bfl_flower.wire import (
+    EVALUATE,
+    FIT,
+    IDENTIFY,
+    SURVEY,
+    MalformedError,
+    Question,
+    Reply,
+    Task,
+    pack,
+    unpack,
+)
 from bflcore.engines.base import Session
 from bflcore.errors import ClientError, RoundError
-from bflcore.messages import Evaluation
+from bflcore.messages import Answer, Evaluation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,11 +79,19 @@ class GridSession(Session):
             time.sleep(10 * PAUSE)
         return sorted(self._nodes)
 
+    def survey(
+        self, known: Mapping[str, Tensor], clients: Sequence[int]
+    ) -> Iterator[Answer | ClientError]:
+        """Ask every client's node for sums over its data; see `Session.survey`."""
+        questions = {client: Question(client, known) for client in clients}
+        return cast("Iterator[Answer | ClientError]", self._ask(SURVEY, questions, "survey"))
+
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[LocalResult | ClientError]:
         """Ask every client's node to fit; see `Session.fit`."""
-        return cast("Iterator[LocalResult | ClientError]", self._ask(FIT, broadcast, clients))
+        replies = self._ask(FIT, *self._tasks(FIT, broadcast, clients))
+        return cast("Iterator[LocalResult | ClientError]", replies)
 
     def store(self, result: LocalResult) -> None:
         """Store what the nodes sent as their memories."""
@@ -83,14 +102,21 @@ class GridSession(Session):
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[Evaluation | ClientError]:
         """Ask every client's node to evaluate; see `Session.evaluate`."""
-        return cast("Iterator[Evaluation | ClientError]", self._ask(EVALUATE, broadcast, clients))
+        replies = self._ask(EVALUATE, *self._tasks(EVALUATE, broadcast, clients))
+        return cast("Iterator[Evaluation | ClientError]", replies)
 
-    def _ask(self, stage: str, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[Reply]:
-        """Send every client its task; yield the answers in the clients' order."""
-        nodes = self._update_registry()
+    def _tasks(
+        self, stage: str, broadcast: Broadcast, clients: Sequence[int]
+    ) -> tuple[dict[int, Task], str]:
+        """Return every client's task, and the group of messages that they belong to."""
         tasks = {c: Task(stage, c, broadcast, self._memories.get(c, {})) for c in clients}
+        return tasks, str(broadcast.round)
+
+    def _ask(self, kind: str, tasks: Mapping[int, Task | Question], group: str) -> Iterator[Reply]:
+        """Send every client its task; yield the answers in the order of the tasks."""
+        nodes = self._update_registry()
         sent = {
-            client: self._send(task.pack(), nodes[client], stage, str(broadcast.round))
+            client: self._send(task.pack(), nodes[client], kind, group)
             for client, task in tasks.items()
             if client in nodes
         }

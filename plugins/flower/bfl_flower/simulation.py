@@ -111,7 +111,7 @@ def _client_app(file: str) -> ClientApp:
     """Return the app that Ray's processes run; its contents are pickled with every message."""
     app = ClientApp()
     answer = partial(_answer, file)
-    for register in (app.train(), app.evaluate(), app.query()):
+    for register in (app.train(), app.evaluate(), app.query(), app.query("survey")):
         register(answer)
     return app
 

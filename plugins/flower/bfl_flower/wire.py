@@ -7,7 +7,7 @@ a malformed one raises `MalformedError`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,29 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
-from bflcore.messages import Broadcast, Evaluation, LocalResult, within
+from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, within
 from bflcore.posteriors import Posterior
 
-__all__ = ["EVALUATE", "FIT", "IDENTIFY", "MalformedError", "Reply", "Task", "pack", "unpack"]
+__all__ = [
+    "EVALUATE",
+    "FIT",
+    "IDENTIFY",
+    "SURVEY",
+    "MalformedError",
+    "Question",
+    "Reply",
+    "Task",
+    "TaskReply",
+    "pack",
+    "unpack",
+]
 
-# Message types: Flower's own category, then ours.
-FIT, EVALUATE, IDENTIFY = "train", "evaluate", "query"
+# Message types: Flower's own categories, the last one with an action of ours.
+FIT, EVALUATE, IDENTIFY, SURVEY = "train", "evaluate", "query", "query.survey"
 
 Tensors = Mapping[str, Tensor]
-Reply = LocalResult | Evaluation | ClientError
+TaskReply = LocalResult | Evaluation | ClientError
+Reply = TaskReply | Answer
 
 
 class MalformedError(BflError):
@@ -55,6 +68,44 @@ def unpack(
     return fields, tensors
 
 
+class Question:
+    """The survey's request to one client, and the format of its answer.
+
+    `known` ``[...]`` are the sums of the answers so far.
+    """
+
+    stage_name = "survey"
+
+    def __init__(self, client: int, known: Tensors) -> None:
+        self.client, self.known = client, known
+
+    def pack(self) -> RecordDict:
+        """Return the content of the request."""
+        return pack({"client": self.client}, self.known)
+
+    @classmethod
+    def unpack(cls, content: RecordDict, device: torch.device) -> Question:
+        """Return the request. Raises `MalformedError`."""
+        fields, tensors = unpack(content, device)
+        return cls(int(fields["client"]), tensors)
+
+    def answer(self, reply: Answer | ClientError) -> RecordDict:
+        """Return the content of the answer, or of an error."""
+        if isinstance(reply, ClientError):
+            return pack({"error": reply.reason})
+        return pack({}, reply.sums)
+
+    def read(self, content: RecordDict) -> list[Reply]:
+        """Read the content written by `answer`; if malformed, return a `ClientError`."""
+        try:
+            fields, tensors = unpack(content)
+        except MalformedError as error:
+            return [ClientError(self.client, "survey", f"malformed reply ({error})")]
+        if "error" in fields:
+            return [ClientError(self.client, "survey", str(fields["error"]))]
+        return [Answer(self.client, tensors)]
+
+
 class Task:
     """A request to one client, and the format of its answer."""
 
@@ -65,21 +116,26 @@ class Task:
         """Return the content of the request."""
         memory = {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         fields = {"client": self.client, "round": self.broadcast.round}
-        return pack(fields, self.broadcast.pack() | memory)
+        return pack(fields, self.broadcast.sent() | memory)
 
     @classmethod
     def unpack(
-        cls, stage: str, content: RecordDict, family: type[Posterior], device: torch.device
+        cls,
+        stage: str,
+        content: RecordDict,
+        family: type[Posterior],
+        device: torch.device,
+        first_prior: Callable[[dict[str, Tensor]], Posterior] | None = None,
     ) -> Task:
-        """Return the request. Raises `MalformedError`."""
+        """Return the request; see `Broadcast.unpack`. Raises `MalformedError`."""
         fields, tensors = unpack(content, device)
         try:
-            broadcast = Broadcast.unpack(int(fields["round"]), tensors, family)
+            broadcast = Broadcast.unpack(int(fields["round"]), tensors, family, first_prior)
             return cls(stage, int(fields["client"]), broadcast, within(tensors, "memory."))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
-    def answer(self, replies: Sequence[Reply]) -> RecordDict:
+    def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
         """Return the content of the answer: a result, an error, or any number of evaluations."""
         for reply in replies:
             if isinstance(reply, ClientError):

@@ -62,6 +62,20 @@ def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
         assert all(map(torch.equal, mine.of(1), theirs.of(1)))
 
 
+def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
+    flags = ("--data", "digits", "--clients", "3", "--input-range", "-1,1")
+    status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
+    assert status == 0, err
+    app = tmp_path / "app"
+    experiment = experiment_of(app)
+    whole = prepare(experiment).problem
+    own = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    assert float(own.train.x.min()) == -1
+    for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):
+        assert all(map(torch.equal, mine.of(1), theirs.of(1)))
+    assert "samples [1, 8, 8] of floats in [-1, 1]" in (app / "README.md").read_text()
+
+
 def test_data_of_another_form_is_refused(bfl, tmp_path):
     assert bfl("flower", "export", "app", "fedavg", *TINY, "--without-data")[0] == 0
     app = tmp_path / "app"
@@ -80,7 +94,7 @@ def test_data_of_another_form_is_refused(bfl, tmp_path):
     [
         (("app", "bpfd"), "did you mean bpfed?"),
         (("app", "bpfed", "--pretrain", "0.1"), "--pretrain needs samples, but the server"),
-        (("app", "em-tdamp"), "inference tdamp is initialised from samples of all clients"),
+        (("app", "centralised"), "inference pooled trains on the pooled samples of all"),
         (("taken", "bpfed"), "taken exists; choose another folder"),
         (("app",), "Missing argument 'METHOD'"),
         (("app", "bpfed", "--clients", "0"), "--clients"),

@@ -19,6 +19,7 @@ __all__ = [
     "Rectified",
     "Residual",
     "gaussian_output",
+    "label_log_probabilities",
     "normal",
     "probit_output",
     "probit_probabilities",
@@ -69,19 +70,29 @@ class Output(NamedTuple):
 def normal(alpha: Tensor, logs: bool = True) -> Normal:
     """Return functions of the standard normal at `alpha`, accurate in the tails.
 
-    Without `logs` the logarithm is not computed (`log_cdf` is `cdf`). The tail uses the series of
-    Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
+    Without `logs` the logarithm is not computed (`log_cdf` is `cdf`).
+    """
+    body = alpha.clamp(-TAIL[alpha.dtype], 1e4)
+    cdf = torch.special.erfc(body * -math.sqrt(0.5)).mul_(0.5)
+    return _truncated(alpha, body, _density(body), cdf, logs)
+
+
+def _density(alpha: Tensor) -> Tensor:
+    return alpha.square().mul_(-0.5).sub_(LOG_ROOT_2PI).exp_()
+
+
+def _truncated(alpha: Tensor, body: Tensor, density: Tensor, cdf: Tensor, logs: bool) -> Normal:
+    """Complete `normal` from density and CDF at `body`, alpha without its tail.
+
+    The tail uses the series of Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
     """
     cut = TAIL[alpha.dtype]
-    body = alpha.clamp(-cut, 1e4)
-    density = torch.exp(-0.5 * body.square() - LOG_ROOT_2PI)
-    cdf = torch.special.erfc(body * -math.sqrt(0.5)).mul_(0.5)
     ratio = density / cdf
     excess = body + ratio
     variance = 1 - ratio * excess
     log_cdf = cdf.log() if logs else cdf
-    if bool((alpha < -cut).any()):
-        tail = alpha < -cut
+    tail = alpha < -cut
+    if bool(tail.any()):
         t = (-alpha).clamp_min(cut)
         s = t.square().reciprocal()
         series = (1 - s * (2 - s * (10 - s * (74 - 706 * s)))) / t
@@ -110,14 +121,31 @@ class Rectified(NamedTuple):
 
 
 def relu_forward(p: Tensor, variance: Tensor) -> Rectified:
-    """Return the moments of max(0, z) (Xu et al. 2024, appendix A-1)."""
+    """Return the moments of max(0, z) (Xu et al. 2024, appendix A-1).
+
+    With alpha = p / sqrt V, Phi and phi its CDF and density, and Q = 1 - Phi: the mean is
+    p Phi + sqrt V phi, the variance V (Phi + alpha^2 Phi Q - alpha phi (Phi - Q) - phi^2).
+    """
     deviation = variance.sqrt()
     alpha = p / deviation
-    above = normal(alpha, logs=False)
-    mean = above.cdf * deviation * above.excess
-    second = above.cdf * variance * (above.variance + above.excess.square())
-    spread = (second - mean.square()).clamp_min_(0)
-    return Rectified(p, variance, deviation, normal(-alpha), mean, spread)
+    size = alpha.abs()
+    density = _density(size)
+    small = torch.special.erfc(size.mul_(math.sqrt(0.5))).mul_(0.5)  # the smaller of Phi and Q
+    large = 1 - small
+    positive = alpha > 0
+    cdf, rest = torch.where(positive, large, small), torch.where(positive, small, large)
+    mean = torch.addcmul(p * cdf, deviation, density)
+    spread = torch.addcmul(cdf, alpha.square(), small * large)
+    spread.addcmul_(alpha * density, cdf - rest, value=-1).addcmul_(density, density, value=-1)
+    spread.mul_(variance).clamp_min_(0)
+    body = (-alpha).clamp_min_(-TAIL[alpha.dtype])
+    return Rectified(p, variance, deviation, _below(alpha, body, density, rest), mean, spread)
+
+
+def _below(alpha: Tensor, body: Tensor, density: Tensor, cdf: Tensor) -> Normal:
+    """Return `normal` at -alpha, given density and CDF there; both underflow far in the tail."""
+    floor = math.exp(-0.5 * TAIL[alpha.dtype] ** 2) / TAIL[alpha.dtype] ** 3
+    return _truncated(-alpha, body, density, cdf.clamp_min(floor), logs=True)
 
 
 def relu_backward(z: Rectified, field: Tensor, precision: Tensor) -> Residual:
@@ -165,8 +193,7 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
     p_y, v_y = p.gather(-1, at), variance.gather(-1, at)
     total = (noise + variance + v_y).masked_fill(own, 1.0)
     d = ((p_y - p) / total.sqrt()).masked_fill(own, 0.0)
-    rival = normal(d)
-    nll = -rival.log_cdf.masked_fill(own, 0.0).sum(-1)
+    rival = normal(d, logs=False)
     k = rival.ratio * (rival.ratio + d)
     rest = total - v_y * k
     lam = (k / rest).masked_fill(own, 0.0)
@@ -176,7 +203,7 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
     cavity = 1 / (1 / v_y + lam_sum - lam)
     total = noise + variance + cavity
     d = (p_y + (g_sum - g) * cavity - p) / total.sqrt()
-    rival = normal(d)
+    rival = normal(d, logs=False)
     s = torch.where(own, g_sum / shrink, -rival.ratio / total.sqrt())
     u = torch.where(own, lam_sum / shrink, rival.ratio * (rival.ratio + d) / total)
     z, spread = p + variance * s, variance * (1 - variance * u)
@@ -184,7 +211,20 @@ def probit_output(p: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Outp
     square = margin.square() + (spread + spread.gather(-1, at)).masked_fill(own, 0.0)
     rivals = p.shape[-1] - 1
     moments = {"margin": margin.sum(-1) / rivals, "margin_square": square.sum(-1) / rivals}
+    nll = -label_log_probabilities(p, variance, noise).gather(-1, at)[..., 0]
     return Output(s, u, nll, moments)
+
+
+def label_log_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Return log-probabilities of the classes ``[..., C]``, the product over pairs, normalised.
+
+    Class c has the score sum over j != c of log E Phi((z_c - z_j) / sqrt(noise)). The terms of a
+    sum are expectations on their own: exact for two classes, otherwise a cheap substitute for
+    `probit_probabilities` during training.
+    """
+    total = noise[..., None] + variance[..., :, None] + variance[..., None, :]
+    gaps = (p[..., :, None] - p[..., None, :]) / total.sqrt()  # [..., C, C], 0 where j = c
+    return normal(gaps).log_cdf.sum(-1).log_softmax(-1)
 
 
 def probit_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ __all__ = ["Forward", "State", "forward_pass", "module_b", "own", "pass_messages
 
 TINY = 1e-30  # so that 0 / 0 gives 0
 SMALLEST_VARIANCE = 1e-8  # of a pre-activation
+SHARE, FEWEST = 4, 16  # curvatures are measured on a quarter of a minibatch, at least 16 samples
 
 # From p and V ``[K, B, C]``, targets and noise ``[K, 1, 1]`` to the messages of the observations.
 Channel = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Output"]
@@ -95,18 +96,46 @@ class Forward:
 
 
 @attrs.frozen(eq=False)
+class Probe:
+    """The samples that measure the curvature along a change: the first of each client's batch.
+
+    A quarter of the batch, at least `FEWEST`; `scale` ``[k, Q, 1]`` is the batch's size over their
+    number, 0 for rows beyond them.
+    """
+
+    count: int
+    scale: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch) -> Probe:
+        """Choose the samples of a minibatch, which are in random order."""
+        counts = [min(size, max(FEWEST, -(-size // SHARE))) for size in batch.sizes]
+        count = max(counts)
+        taken = torch.tensor(counts, device=batch.x.device)[:, None]
+        scale = torch.tensor(batch.sizes, device=batch.x.device)[:, None] / taken
+        rows = torch.arange(count, device=batch.x.device)
+        return cls(count, torch.where(rows < taken, scale, 0).to(batch.x.dtype)[..., None])
+
+    def curvature(self, moved: Tensor, precision: Tensor) -> Tensor:
+        """Return the sum of moved^2 U over a minibatch ``[k, M]``, from ``[k, Q, M]``."""
+        return (moved.square() * precision[:, : self.count] * self.scale).sum(1)
+
+
+@attrs.frozen(eq=False)
 class Proposal:
     """Module A's posterior of a layer's slabs, and the step lengths of the change.
 
     `weights` and `bias` are the change of the mean mu+ - mu, and the variance v+. `step` ``[k, M]``
-    are the step lengths of rows, `moved` ``[k, B, M]`` the resulting change of the pre-activations,
-    and `cost` ``[k, M]`` its cost under the prior.
+    are the step lengths of rows, `moved` ``[k, Q, M]`` the resulting change of the pre-activations
+    of the probed samples, `gain` ``[k, M]`` that of the log likelihood, to first order, and `cost`
+    ``[k, M]`` its cost under the prior.
     """
 
     weights: Slab
     bias: Slab | None
     step: Tensor
     moved: Tensor
+    gain: Tensor
     cost: Tensor
 
     @property
@@ -130,12 +159,12 @@ def pass_messages(
     """
     passes = forward_pass(state.net, batch.x.flatten(2))
     output = channel(passes[-1].p, passes[-1].variance, batch.y, state.noise)
-    messages = backward_pass(passes, output, batch, copies)
+    messages, probe = backward_pass(passes, output, batch, copies), Probe.of(batch)
     proposals = [
-        weight_update(layer, forward, message)
+        weight_update(layer, forward, message, probe)
         for layer, forward, message in zip(state.net, passes, messages, strict=True)
     ]
-    step = step_length(passes, proposals, messages[-1])
+    step = step_length(passes, proposals, messages[-1], probe)
     for layer, velocities, proposal in zip(state.net, state.velocities, proposals, strict=True):
         module_b(layer, proposal.weights)
         posterior_as_prior(layer, velocities, proposal, step, momentum)
@@ -145,7 +174,8 @@ def pass_messages(
 def forward_pass(net: list[Layer], x: Tensor) -> list[Forward]:
     """Propagate means and variances of inputs ``[K, B, N]`` layer by layer (eq. 17-19).
 
-    Inputs are centred, which reduces the error of treating the weights as independent.
+    The network's inputs are centred, which reduces the error of treating the weights as
+    independent.
     """
     passes: list[Forward] = []
     mean, spread = x, None  # of the layer's inputs
@@ -192,31 +222,36 @@ def backward_pass(
     return messages[::-1]
 
 
-def weight_update(layer: Layer, forward: Forward, message: Residual) -> Proposal:
+def weight_update(layer: Layer, forward: Forward, message: Residual, probe: Probe) -> Proposal:
     """Multiply a layer's prior by its messages; choose the step length of every row.
 
     v+ = v / (1 + v Lambda), mu+ = v+ (mu / v + w Lambda + g) with Lambda = U^T u^2, g = S^T u;
     biases likewise. A row's step length maximises its local quadratic along the change, instead of
-    hand-tuned damping. Tensors ``[k, M, N]`` are reused: after the matrix products, passes over
+    hand-tuned damping: its gain is the product of g and the change, its curvature is measured on
+    the probed samples. Tensors ``[k, M, N]`` are reused: after the matrix products, passes over
     them are the main cost of a minibatch.
     """
     s, u = message
     mu, v = layer.weights
-    lam, change = u.mT @ forward.squares, s.mT @ forward.inputs  # Lambda and g
-    if not layer.kept:  # the messages are expanded around the posterior means
-        change.addcmul_(forward.weights - mu, lam)
+    lam, g = u.mT @ forward.squares, s.mT @ forward.inputs
+    change = g.clone() if layer.kept else (forward.weights - mu).mul_(lam).add_(g)
     variance = torch.div(v, lam.mul_(v).add_(1), out=lam)  # v+
     change.mul_(variance)  # mu+ - mu
     effect = change if layer.kept else layer.log_odds.sigmoid()[:, None] * change
-    moved = forward.inputs @ effect.mT  # [k, B, M]
+    gain = g.mul_(effect).sum(-1)  # [k, M]
+    moved = forward.inputs[:, : probe.count] @ effect.mT  # [k, Q, M]
     cost = torch.square(change).div_(v).sum(-1)  # [k, M]
     bias = None
     if layer.bias is not None:
         bias = _bias_update(layer.bias, message)
+        gain += s.sum(1) * bias.mean[:, 0]
         moved += bias.mean
         cost += (bias.mean.square() / layer.bias.variance)[:, 0]
-    step = _maximiser((s * moved).sum(1), cost + (moved.square() * u).sum(1))
-    return Proposal(Slab(change, variance), bias, step, moved * step[:, None], cost * step.square())
+    step = _maximiser(gain, cost + probe.curvature(moved, u))
+    return Proposal(
+        *(Slab(change, variance), bias, step),
+        *(moved * step[:, None], gain * step, cost * step.square()),
+    )
 
 
 def _bias_update(bias: Slab, message: Residual) -> Slab:
@@ -225,19 +260,21 @@ def _bias_update(bias: Slab, message: Residual) -> Slab:
     return Slab(variance * g, variance)
 
 
-def step_length(passes: list[Forward], proposals: list[Proposal], message: Residual) -> Tensor:
+def step_length(
+    passes: list[Forward], proposals: list[Proposal], message: Residual, probe: Probe
+) -> Tensor:
     """Return a common step length ``[k]`` for all layers: simultaneous row steps may overshoot.
 
-    The changes are propagated to the outputs, where `message` is the local quadratic.
+    The gain is that of all layers; for the curvature, the changes of the probed samples are
+    propagated to the outputs, where `message` is the local quadratic.
     """
     moved = proposals[0].moved
     for forward, before, proposal in zip(passes[1:], passes, proposals[1:], strict=False):
-        active = 1 - _hidden(before).below.cdf  # P(z > 0)
+        active = 1 - _hidden(before).below.cdf[:, : probe.count]  # P(z > 0)
         moved = proposal.moved + (moved * active) @ forward.weights.mT
+    gain = sum(proposal.gain.sum(1) for proposal in proposals)
     cost = sum(proposal.cost.sum(1) for proposal in proposals)
-    return _maximiser(
-        (moved * message.s).sum((1, 2)), cost + (moved.square() * message.u).sum((1, 2))
-    )
+    return _maximiser(gain, cost + probe.curvature(moved, message.u).sum(1))
 
 
 def _maximiser(gain: Tensor, cost: Tensor) -> Tensor:

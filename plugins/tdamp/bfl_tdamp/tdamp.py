@@ -5,14 +5,24 @@ This module sweeps over minibatches; `message_passing` processes one of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 
 from bfl_tdamp.message_passing import State, forward_pass, own, pass_messages, temper
-from bfl_tdamp.network import chain, layers
+from bfl_tdamp.network import chain, layers, parameter_names
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
-from bflcore import LocalInference, OptionError, Predictive, component, option
+from bflcore import (
+    Component,
+    Examples,
+    IncompatibleError,
+    LocalInference,
+    OptionError,
+    Predictive,
+    component,
+    option,
+)
 from bflcore.inference.gradient import batches, mean_loss, steps
 from bflcore.inference.memory import Memory, join_personal, local_result
 from bflcore.lazy import lazy
@@ -24,7 +34,16 @@ if TYPE_CHECKING:
 
     from bfl_tdamp import channels
     from bfl_tdamp.channels import Output
-    from bflcore import Broadcast, Cohort, LocalResult, Posterior, Problem
+    from bflcore import (
+        Aggregator,
+        Broadcast,
+        Cohort,
+        HyperUpdate,
+        LocalResult,
+        Posterior,
+        Problem,
+        Weighting,
+    )
     from bflcore.inference.gradient import Batch
 else:
     channels = lazy("bfl_tdamp.channels")
@@ -33,7 +52,6 @@ else:
 __all__ = ["Tdamp", "TdampMemory", "outputs"]
 
 LAST = 0.1  # scale of the last layer's initial means, so that outputs start near zero
-CENTRE_SAMPLES = 2048  # training samples for the mean activations at which layers are centred
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -75,12 +93,13 @@ class Tdamp(LocalInference):
     )
     forgetting: float = option(
         0.96,
-        "fraction of the precision retained after the first sweep (lambda)",
+        "fraction of the precision retained after the first round (lambda); each of its tau sweeps "
+        "retains lambda^(1/tau)",
         above=0,
         at_most=1,
     )
     fading: float | None = option(
-        None, "number of sweeps after which forgetting has halved (none: it is constant)", above=0
+        None, "number of rounds after which forgetting has halved (none: it is constant)", above=0
     )
     momentum: float = option(
         0.8,
@@ -93,7 +112,7 @@ class Tdamp(LocalInference):
         "weight n/n_k on the likelihood of client k, so that the geometric mean weighted by "
         "examples counts every sample once per sweep",
     )
-    centred: bool = option(True, "expansion of every layer around its mean input")
+    centred: bool = option(True, "expansion of the first layer around its mean input")
     predictive: str = option(
         "moments",
         "quantities propagated for prediction: `moments`, or posterior means alone (`mean`)",
@@ -114,19 +133,40 @@ class Tdamp(LocalInference):
                 "regression target(s); allowed: one output per target"
             )
 
+    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+        """Raise `IncompatibleError` unless the weights undo the factor n/n_k of `pooled`."""
+        if self.pooled and not (aggregator.weighs and isinstance(weighting, Examples)):
+            part: Component = weighting if aggregator.weighs else aggregator
+            raise IncompatibleError(
+                f"inference tdamp: {part.kind} {part.name} does not weigh client k by n_k/n, which "
+                "pooled = true relies on; allowed: --weighting examples with an aggregator that "
+                "weighs, or -o inference.pooled=false"
+            )
+
+    def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Return the number of samples ``[K]`` and, if centred, the sum of inputs ``[K, N]``."""
+        answers = super().survey(problem, cohort)
+        if not self.centred:
+            return answers
+        x = cohort.x.flatten(2)
+        rows = torch.arange(x.shape[1], device=x.device)
+        real = rows < answers["examples"][:, None]
+        return {**answers, "inputs": x.double().masked_fill(~real[..., None], 0).sum(1)}
+
     def initial(self, problem: Problem) -> Posterior:
         """Return slabs N(m, v_0/n) ``[P]``, m ~ N(0, c/n) with c = 2 after a ReLU and else c = 1.
 
-        n is the number of inputs; biases have N(0, v_0). Layers are centred at the mean activations
-        of a network with these means over training samples of all clients.
+        n is the number of inputs; biases have N(0, v_0). The first layer is centred at the mean
+        input, as surveyed; the centres of the others are 0.
         """
         order, columns = chain(problem), groups(problem.layout)
         mean = _first_means(problem, order)
         log_odds = mean.new_full((columns.total,), float(torch.logit(torch.tensor(self.rho))))
         centre = torch.zeros_like(log_odds)
-        if self.centred:
-            for name, value in _mean_activations(problem, mean, order).items():
-                centre[columns.slices[name]] = value
+        if self.centred and problem.survey:
+            first = parameter_names(problem.layout, order[0])[0]
+            known = problem.survey
+            centre[columns.slices[first]] = (known["inputs"] / known["examples"]).to(centre.dtype)
         return BernoulliGaussian.of(
             problem.layout,
             mean,
@@ -150,10 +190,15 @@ class Tdamp(LocalInference):
         still = TdampMemory(velocity=torch.zeros_like(problem.initial))
         return super().initial_memory(problem) | still.pack()
 
-    def retention(self, sweeps: int) -> float:
-        """Return lambda, the fraction of the precision retained after sweep number `sweeps`."""
-        slower = 1 + sweeps / self.fading if self.fading else 1.0
-        return 1 - (1 - self.forgetting) / slower
+    def retention(self, round: int) -> float:
+        """Return the fraction of the precision retained after each of a round's tau sweeps.
+
+        lambda^(1/tau), so that a round retains lambda however many sweeps it has: what a round
+        forgets is replaced by evidence of the clients' own samples, tau times over.
+        """
+        slower = 1 + round / self.fading if self.fading else 1.0
+        kept: float = (1 - (1 - self.forgetting) / slower) ** (1 / self.local_epochs)
+        return kept
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Infer every client's posterior from the start, sweep by sweep (Algorithm 1)."""
@@ -189,13 +234,12 @@ class Tdamp(LocalInference):
         PasP with lambda < 1 (eq. 27) and the round's prior; `counted` ``[k, 1]`` is how many times
         the precisions count the data.
         """
-        before = cohort.round * self.local_epochs
-        ends = [divmod(taken, n) for n in _minibatches(self, cohort)[: len(counted)]]
-        if all(rest for _, rest in ends):
+        ends = [taken % n == 0 for n in _minibatches(self, cohort)[: len(counted)]]
+        if not any(ends):
             return
-        kept = [1.0 if rest else self.retention(before + sweep - 1) for sweep, rest in ends]
-        share = counted.new_tensor(kept)[:, None]
-        counted.add_(counted.new_tensor([not rest for _, rest in ends])[:, None]).mul_(share)
+        retained = self.retention(cohort.round)
+        share = counted.new_tensor([retained if end else 1.0 for end in ends])[:, None]
+        counted.add_(counted.new_tensor(ends)[:, None]).mul_(share)
         temper(state, share)
 
     def predict(
@@ -283,7 +327,7 @@ def _copies(inference: Tdamp, problem: Problem, cohort: Cohort) -> list[float]:
     The geometric mean raises client k's posterior to the power n_k / n. With prior p and
     likelihoods l_k, prod_k (p l_k^(n / n_k))^(n_k / n) = p prod_k l_k: a sweep counts data once.
     """
-    total = sum(map(problem.train.size, problem.clients)) if inference.pooled else 0
+    total = int(problem.survey["examples"]) if inference.pooled else 0
     return [total / size if total and size else 1.0 for size in cohort.sizes]
 
 
@@ -299,15 +343,3 @@ def _first_means(problem: Problem, order: list[str]) -> Tensor:
         drawn = torch.randn(rows * columns, generator=draws, device=mean.device)
         mean[layout.slices[name]] = scale * drawn.to(mean.dtype)
     return mean
-
-
-def _mean_activations(problem: Problem, mean: Tensor, order: list[str]) -> dict[str, Tensor]:
-    """Return each layer's mean input, by the name of its weights, in a network of these means."""
-    x = problem.train.x[: problem.train.end[max(problem.clients)]]  # novel clients come last
-    u = x[:: -(-len(x) // CENTRE_SAMPLES)].flatten(1)
-    matrices, found = problem.layout.unflatten(mean), {}
-    for path in order:
-        name = f"{path}.weight".lstrip(".")
-        found[name] = u.mean(0)
-        u = ((u - found[name]) @ matrices[name].T).relu()
-    return found

@@ -14,7 +14,16 @@ from bfl_tdamp.network import Layer, Slab, chain
 from bfl_tdamp.plugin import EMGroupSparse, GeometricMean
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian
 from bfl_tdamp.tdamp import Tdamp, outputs
-from bflcore import Broadcast, GaussianNoise, IncompatibleError, OptionError
+from bflcore import (
+    Average,
+    Broadcast,
+    Examples,
+    GaussianNoise,
+    IncompatibleError,
+    OptionError,
+)
+from bflcore.experiments.resolve import resolve
+from bflcore.registry.loading import load_registry
 from bflcore.testing import problems
 
 
@@ -22,6 +31,10 @@ def layout():
     return problems.separable(
         network=nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3))
     ).layout
+
+
+def separable(*arguments, **named):
+    return problems.surveyed(Tdamp(), problems.separable(*arguments, **named))
 
 
 def posteriors(clients, seed=0):
@@ -86,6 +99,17 @@ def test_fusion_is_the_normalised_geometric_mean_by_quadrature():
     assert float(fused.log_odds[group]) == pytest.approx(kept - removed, abs=1e-8)
 
 
+def test_only_the_input_is_centred_at_its_mean_over_all_samples_that_train():
+    """A weighted mean of the clients' means, so that sums of inputs and counts are all it needs."""
+    of = attrs.evolve(problems.separable((9, 6, 3)), clients=(0, 1), novel=(2,))
+    of = problems.surveyed(Tdamp(), of)
+    centre = Tdamp().initial(of).centre.numpy()
+    means = [np.mean(of.train.of(client)[0].numpy(), 0) for client in (0, 1)]
+    assert centre[:4] == pytest.approx((9 * means[0] + 6 * means[1]) / 15)
+    assert not centre[4:].any()
+    assert not Tdamp(centred=False).initial(of).centre.any()
+
+
 def test_identical_clients_agree():
     q = posteriors(1)
     same = q[[0, 0, 0]]
@@ -117,7 +141,7 @@ def test_partial_sums_may_be_taken_in_any_grouping():
 
 def linear_problem(x, y, sizes=None):
     network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
-    return problems.separable(
+    return separable(
         sizes or (len(x),),
         network=network,
         likelihood=GaussianNoise(noise_variance=0.5),
@@ -192,11 +216,12 @@ def test_a_posterior_that_counts_the_data_once_has_the_variance_of_one_sweep():
 
 
 def test_what_is_forgotten_is_not_counted():
-    of = problems.separable((12,))
+    of = separable((12,))
     inference = Tdamp(local_epochs=3, batch_size=4, forgetting=0.9)
     broadcast = problems.first_broadcast(inference, of)
     found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
-    assert float(found.counted) == pytest.approx(0.9 + 0.81 + 0.729)
+    a_sweep = 0.9 ** (1 / 3)
+    assert float(found.counted) == pytest.approx(a_sweep + a_sweep**2 + 0.9)
 
 
 @pytest.mark.parametrize("location", [-2.7, -1.0, -0.3, 0.0, 0.25])
@@ -274,7 +299,7 @@ def test_the_loss_is_balanced_among_matrices_by_the_root_of_their_means():
 
 
 def fitted(likelihood=None):
-    of = problems.separable(likelihood=likelihood)
+    of = separable(likelihood=likelihood)
     inference = Tdamp(local_epochs=1, batch_size=4)
     broadcast = problems.first_broadcast(inference, of)
     return of, broadcast.start
@@ -342,7 +367,7 @@ class Residual(nn.Module):
     ],
 )
 def test_other_networks_are_refused_in_one_line(network, words):
-    of = problems.separable()
+    of = separable()
     other = attrs.evolve(of, network=network.double())
     with pytest.raises(IncompatibleError, match=words) as caught:
         chain(other)
@@ -358,6 +383,29 @@ def test_too_many_outputs_for_the_target_are_refused():
         Tdamp().check(attrs.evolve(of, network=network))
 
 
+def test_pooled_counts_are_refused_where_weights_do_not_undo_them():
+    registry, equal = load_registry(), {"weighting": {"name": "equal"}}
+    with pytest.raises(IncompatibleError, match="weighting equal does not weigh") as caught:
+        resolve(registry, "em-tdamp", {}, equal)
+    assert "\n" not in str(caught.value)
+    assert "--weighting examples" in str(caught.value)
+    assert "-o inference.pooled=false" in str(caught.value)
+    once = resolve(registry, "em-tdamp", {}, equal | {"inference": {"pooled": False}})
+    assert not once.inference.pooled
+
+
+def test_pooled_counts_are_refused_by_rules_that_ignore_weights():
+    class Deaf(Average):
+        """Ignores weights."""
+
+        name = "deaf"
+        weighs = False
+
+    with pytest.raises(IncompatibleError, match="aggregator deaf does not weigh"):
+        Tdamp().check_parts(Deaf(), Examples(), EMGroupSparse())
+    Tdamp(pooled=False).check_parts(Deaf(), Examples(), EMGroupSparse())
+
+
 def test_options_are_bounded():
     for target in (0.0, 1.5):
         with pytest.raises(OptionError, match="target"):
@@ -367,7 +415,7 @@ def test_options_are_bounded():
 @pytest.mark.parametrize("kept", [1.0, 0.7])
 def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
     """One sweep, forgetting `kept`: the posterior without it, to that power, times the prior's."""
-    of = problems.separable((12,))
+    of = separable((12,))
     found = []
     for forgetting in (1.0, kept):
         inference = Tdamp(local_epochs=1, batch_size=4, forgetting=forgetting)
@@ -381,9 +429,25 @@ def test_forgetting_after_a_sweep_blends_posterior_and_first_prior(kept):
     torch.testing.assert_close(blended.slab_mean, mean)
 
 
+@pytest.mark.parametrize("sweeps", [1, 3, 10])
+def test_a_round_forgets_as_much_with_one_sweep_as_with_many(sweeps):
+    """Under noise so large that data say nothing, lambda of what was known is left of a round."""
+    x, y = orthogonal(6)
+    of = linear_problem(x, y)
+    inference = sweeping(noise=1e12, local_epochs=sweeps, forgetting=0.7, batch_size=2)
+    broadcast = problems.first_broadcast(inference, of)
+    known = attrs.evolve(broadcast.start, slab_variance=torch.full((3,), V / 50).double())
+    broadcast = attrs.evolve(broadcast, start=known)
+    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
+    precision = 0.7 * 50 / V + 0.3 / V
+    torch.testing.assert_close(found.slab_variance[0], torch.full((3,), 1 / precision).double())
+    mean = 0.7 * 50 / V / precision * known.slab_mean
+    torch.testing.assert_close(found.slab_mean[0], mean, rtol=1e-6, atol=1e-9)
+
+
 def test_forgetting_fades():
-    inference = Tdamp(forgetting=0.9, fading=10.0)
-    assert [1 - inference.retention(sweeps) for sweeps in (0, 10, 20)] == pytest.approx(
+    inference = Tdamp(forgetting=0.9, fading=10.0, local_epochs=4)
+    assert [1 - inference.retention(rounds) ** 4 for rounds in (0, 10, 20)] == pytest.approx(
         [0.1, 0.05, 0.1 / 3]
     )
 
@@ -394,7 +458,7 @@ def rounds_with_noise(noise, seed, likelihood=None, rounds=5):
     x = torch.randn(60, 4, generator=noise_of_x, dtype=torch.float64)
     y = (x[:, :1] - x[:, 1:2].relu()) if likelihood else (x[:, 0] > 0).long() + (x[:, 1] > 1)
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1 if likelihood else 3))
-    of = problems.separable((60,), network=network, likelihood=likelihood, data=(x, y))
+    of = separable((60,), network=network, likelihood=likelihood, data=(x, y))
     of = attrs.evolve(of, seed=seed)
     inference, hyper = Tdamp(local_epochs=1, batch_size=20, noise=noise), EMGroupSparse()
     broadcast, memory, losses = problems.first_broadcast(inference, of), None, []
@@ -437,7 +501,7 @@ def test_training_survives_any_first_noise_over_many_seeds(seed, likelihood):
 
 def test_a_client_that_never_trained_joins_those_that_did():
     """All clients keep the same fields, so that a cohort may mix them."""
-    of, inference = problems.separable(), Tdamp(local_epochs=1, batch_size=4)
+    of, inference = separable(), Tdamp(local_epochs=1, batch_size=4)
     broadcast = problems.first_broadcast(inference, of)
     trained = inference.fit(of, broadcast, problems.cohort(of, inference)).memory
     assert trained.keys() == inference.initial_memory(of).keys()

@@ -157,3 +157,38 @@ def test_probabilities_of_two_classes_are_a_probit():
     v = torch.tensor([0.6, 1.0], dtype=torch.float64)
     found = channels.probit_probabilities(p, v, torch.tensor(0.8).double())
     assert float(found[0]) == pytest.approx(stats.norm.cdf(0.8 / (0.8 + 1.6) ** 0.5), abs=1e-8)
+
+
+def logits(count, classes, seed=0):
+    noise = torch.Generator().manual_seed(seed)
+    p = 3 * torch.randn(1, count, classes, generator=noise, dtype=torch.float64)
+    return p, torch.rand(1, count, classes, generator=noise, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_the_probabilities_behind_the_loss_sum_to_one_over_the_labels(classes):
+    p, v = logits(5, classes)
+    noise = torch.tensor([[[0.7]]], dtype=torch.float64)
+    total = sum(
+        (-channels.probit_output(p, v, torch.full((1, 5), label), noise).nll).exp()
+        for label in range(classes)
+    )
+    torch.testing.assert_close(total, torch.ones(1, 5, dtype=torch.float64))
+
+
+def test_the_loss_of_two_classes_is_a_probit():
+    p, v = logits(5, 2)
+    noise = torch.tensor([[[0.7]]], dtype=torch.float64)
+    found = channels.probit_output(p, v, torch.zeros(1, 5, dtype=torch.int64), noise).nll
+    gap = (p[..., 0] - p[..., 1]) / (0.7 + v.sum(-1)).sqrt()
+    assert found.numpy() == pytest.approx(-stats.norm.logcdf(gap.numpy()))
+
+
+def test_the_probabilities_of_ten_classes_are_close_to_those_of_quadrature():
+    p, v = logits(200, 10)
+    noise = torch.tensor([[[0.7]]], dtype=torch.float64)
+    labels = [torch.full((1, 200), label) for label in range(10)]
+    found = torch.stack([-channels.probit_output(p, v, y, noise).nll for y in labels], -1)
+    exact = channels.probit_probabilities(p, v, noise)
+    divergence = (exact * (exact.log() - found)).sum(-1).mean()
+    assert 0 < float(divergence) < 0.05  # nats; 0.6 is the entropy

@@ -1,0 +1,78 @@
+"""Every method, exported: a server without samples and nodes with raw features of their own."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+
+from bfl_flower.app import DATA, node_problem, without_samples
+from bfl_flower.export import export, refuse
+from bfl_flower.node import MemoryStore, Node
+from bfl_flower.session import GridSession
+from bflcore.engines.client import ClientWorker
+from bflcore.errors import OptionError
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.prepare import assemble, prepare
+from bflcore.experiments.resolve import read, resolve
+from bflcore.experiments.run import execute
+from bflcore.options import options_of
+from bflcore.registry.loading import load_registry
+from bflcore.testing.problems import QUICK
+
+from .loopback import Loopback
+
+REGISTRY = load_registry()
+METHODS = sorted(name for name in REGISTRY.methods if name != "centralised")
+
+
+def experiment_of(method):
+    known = {option.name for option in options_of(type(REGISTRY.methods[method].inference))}
+    flags = {
+        "rounds": 3,
+        "seed": 4,
+        "data": {"data": "synthetic", "partition": "natural", "clients": 3},
+        "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
+        "model": {"name": "mlp", "hidden": (5,)},
+        "inference": {name: value for name, value in QUICK.items() if name in known},
+        "engine": {"workers": 1},
+    }
+    return resolve(REGISTRY, method, {}, flags)
+
+
+def raw(method):
+    """Return an experiment whose features are to be standardised by what the clients answer."""
+    prepared = prepare(experiment_of(method))
+    return attrs.evolve(prepared, problem=attrs.evolve(prepared.problem, standardise=True))
+
+
+def records(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exported_method_gives_the_local_numbers_on_raw_features(method, tmp_path):
+    prepared = raw(method)
+    execute(prepared, RunDirectory.create(tmp_path / "local", prepared, REGISTRY))
+    app = tmp_path / "app"
+    refuse(prepared)
+    export(app, prepared, REGISTRY, with_data=True)
+    experiment = resolve(REGISTRY, method, read(app / "experiment.toml"), {})
+    nodes = {}
+    for client in range(3):
+        own = node_problem(app, experiment, client, app / "nodes" / f"client-{client}.npz")
+        worker = ClientWorker(own, experiment.inference, experiment.run.bins)
+        nodes[10 + client] = Node(client, worker, MemoryStore(tmp_path / f"state-{client}"))
+    server = assemble(experiment, *without_samples(read(app / DATA), experiment))
+    family = type(experiment.inference.initial(server.problem))
+    session = GridSession(Loopback(nodes), family, range(3))
+    execute(server, RunDirectory.create(tmp_path / "flower", server, REGISTRY), session=session)
+    assert records(tmp_path / "flower") == records(tmp_path / "local")
+
+
+def test_a_method_that_pools_samples_is_refused_by_its_tag():
+    with pytest.raises(OptionError, match="inference pooled trains on the pooled samples of all"):
+        refuse(raw("centralised"))

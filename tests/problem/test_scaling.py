@@ -1,0 +1,55 @@
+"""Standardisation by sums over clients."""
+
+import attrs
+import numpy as np
+import torch
+from sklearn.preprocessing import StandardScaler
+
+from bflcore import Map
+from bflcore.data.sources import Boston
+from bflcore.problem.scaling import Scaling, moments
+from bflcore.testing import problems
+
+
+def summed(parts):
+    answers = [moments(*map(torch.as_tensor, part)) for part in parts]
+    return {name: sum(answer[name] for answer in answers) for name in answers[0]}
+
+
+def test_sums_over_clients_scale_as_scikit_learn_scales_pooled_samples():
+    data = Boston().load()
+    x, y = data.x[:300], data.y[:300]
+    parts = [(x[:7], y[:7]), (x[7:8], y[7:8]), (x[8:8], y[8:8]), (x[8:], y[8:])]
+    found = Scaling.of(summed(parts))(torch.as_tensor(data.x), torch.as_tensor(data.y))
+    for scaled, table in zip(found, (data.x, data.y), strict=True):
+        expected = StandardScaler().fit(table[:300].astype(np.float64)).transform(table)
+        np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-5, atol=1e-5)
+        assert scaled.dtype == torch.float32
+
+
+def test_labels_are_not_scaled():
+    x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([2, 0, 1])
+    assert Scaling.of(moments(x, y))(x, y)[1] is y
+
+
+def test_a_constant_column_is_only_centred_however_large_it_is():
+    x = torch.tensor([[12345.678, 1.0], [12345.678, 3.0]])
+    scaled, _ = Scaling.of(moments(x.repeat(1000, 1), torch.zeros(2000, dtype=torch.int64)))(
+        x + torch.tensor([[0.5, 0.0]]), torch.zeros(2, dtype=torch.int64)
+    )
+    torch.testing.assert_close(scaled, torch.tensor([[0.5, -1.0], [0.5, 1.0]]), rtol=0, atol=1e-3)
+
+
+def test_without_moments_there_is_no_scaling():
+    assert Scaling.of({"examples": torch.tensor(3)}) is None
+
+
+def test_a_surveyed_problem_scales_what_clients_train_and_test_on_once():
+    of = attrs.evolve(problems.separable(), standardise=True)
+    found = problems.surveyed(problems.build(Map), of)
+    pooled = torch.cat([of.train.of(client)[0] for client in of.clients])
+    expected = (of.train.of(1)[0] - pooled.mean(0)) / pooled.std(0, correction=0)
+    for twice in (found, found.surveyed(found.survey)):
+        torch.testing.assert_close(twice.train.of(1)[0], expected)
+        torch.testing.assert_close(twice.test.of(1)[0], expected)
+        torch.testing.assert_close(twice.cohort([1], {}, 0).x[0], expected)
