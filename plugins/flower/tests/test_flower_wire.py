@@ -93,7 +93,9 @@ def test_evaluations_on_test_and_on_validation_samples_come_back_together():
         Evaluation(2, sums[1], None, validation=True),
     ]
     of = task(EVALUATE)
-    assert not problems.difference(of.read(of.answer(found)), found)
+    back = of.read(of.answer(found))
+    assert not problems.difference(back, found)
+    assert [evaluation.validation for evaluation in back] == [False, True]
 
 
 def test_an_error_comes_back_with_its_client_and_stage():
