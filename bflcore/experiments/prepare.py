@@ -99,7 +99,7 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
         device=_device(run.device),
         dtype=getattr(torch, run.dtype),
     )
-    for shares in (problem.train, problem.test):
+    for shares in problem.samples:
         experiment.model.check_samples(shares.x)
     samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
     samples[: len(problem.train.x)] = problem.train.x[:2]
