@@ -8,6 +8,8 @@ READY  := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 # What `make demo` trains for; `make demo ROUNDS=3` is a quick look.
 ROUNDS ?= 60
+DEMO := --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
+	--rounds $(ROUNDS) --seed 0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
@@ -31,15 +33,15 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	$(PIP_INSTALL) $(EDITABLE)
 	@touch $@
 
-demo: $(READY)  ## train BPFed and FedAvg on handwritten digits and compare them
-	@rm -rf runs/demo-bpfed runs/demo-fedavg runs/demo.html
-	$(BIN)/bfl run bpfed --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
-		--rounds $(ROUNDS) --seed 0 --out runs/demo-bpfed
-	$(BIN)/bfl run fedavg --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
-		--rounds $(ROUNDS) --seed 0 --out runs/demo-fedavg
+# Like with like: each method shares the body and leaves a head with each client.
+demo: $(READY)  ## train BPFed, FedPer and FedBABU on handwritten digits and compare them
+	@rm -rf runs/demo-bpfed runs/demo-fedper runs/demo-fedbabu runs/demo.html
+	$(BIN)/bfl run bpfed $(DEMO) --out runs/demo-bpfed
+	$(BIN)/bfl run fedper $(DEMO) --out runs/demo-fedper
+	$(BIN)/bfl run fedbabu $(DEMO) --out runs/demo-fedbabu
 	@echo
-	@$(BIN)/bfl compare runs/demo-bpfed runs/demo-fedavg
-	@$(BIN)/bfl report runs/demo-bpfed runs/demo-fedavg --out runs/demo.html
+	@$(BIN)/bfl compare runs/demo-bpfed runs/demo-fedper runs/demo-fedbabu
+	@$(BIN)/bfl report runs/demo-bpfed runs/demo-fedper runs/demo-fedbabu --out runs/demo.html
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered -q

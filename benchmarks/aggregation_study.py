@@ -126,14 +126,15 @@ def cells() -> Iterator[Cell]:
                 )
 
 
-def data(seed: int) -> Path:
+def data(seed: int, concentration: float = 0.5) -> Path:
     """Write the study's share of Fashion-MNIST, as many images of every class; return its path.
 
     `client` divides them into clients of equal size whose class proportions are drawn from
-    Dirichlet(0.5), as the study has it; the partition ``dirichlet:0.5`` of the core, which this
-    replaces, draws sizes too.
+    Dirichlet(`concentration`), as the study has it; the partition ``dirichlet`` of the core, which
+    this replaces, draws sizes too. The images of a seed are always the same.
     """
-    path = ROOT / f"fashion-mnist-{seed}.npz"
+    name = f"fashion-mnist-{seed}" + ("" if concentration == 0.5 else f"-{concentration:g}")
+    path = ROOT / f"{name}.npz"
     if path.exists():
         return path
     whole = FashionMNIST().load()
@@ -145,7 +146,7 @@ def data(seed: int) -> Path:
     y = whole.y[chosen]
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.round(whole.x[chosen] * 255).astype(np.uint8)
-    np.savez_compressed(path, x=pixels, y=y, client=equal_dirichlet(y, 0.5, rng))
+    np.savez_compressed(path, x=pixels, y=y, client=equal_dirichlet(y, concentration, rng))
     return path
 
 

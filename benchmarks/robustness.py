@@ -121,7 +121,8 @@ class. Accuracy is the mean over clients in per cent, shown with its difference 
 ECE is pooled. *Left out* counts the client results that are missing from their rounds, because the
 client dropped out or its result was rejected. An adversary sends a well-formed posterior whose mean
 is minus ten times the one it learned. A trimmed mean must cut at least the fraction of clients that
-are adversaries; by default it cuts 10 % on each side.
+are adversaries; by default it cuts 10 % on each side. There is one seed, so differences of a few
+tenths of a point say nothing.
 
 | setting | accuracy | difference | ECE | left out |
 |---|---|---|---|---|

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from bflcore.aggregation import Statistics, add_sums
-from bflcore.messages import Broadcast
+from bflcore.inference.memory import COMMON
+from bflcore.messages import Broadcast, within
 from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian
 
@@ -22,6 +24,7 @@ __all__ = ["Accumulate", "Continual", "EmpiricalBayes", "Fixed", "HyperUpdate"]
 
 # Replaces a fused variance of zero in the prior (alpha of Chen et al. 2024, FedSI).
 ZERO_VARIANCE = 1e-4
+SMALLEST_VARIANCE = 1e-12  # of a pool
 
 
 class HyperUpdate(Component, abc.ABC):
@@ -38,12 +41,33 @@ class HyperUpdate(Component, abc.ABC):
     tags: ClassVar[frozenset[str]] = frozenset()
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
-        """Return sums over the clients of `result` (weights ``[K]``); by default none."""
-        return {}
+        """Return sums over the clients of `result` (weights ``[K]``).
+
+        By default those of personal posteriors, where clients send them (see `state`).
+        """
+        fields = within(result.statistics, "personal.")
+        if not fields:
+            return {}
+        origin = fields["mean"].new_zeros(fields["mean"].shape[1:])
+        return {f"{COMMON}{n}": t for n, t in _moments(weights, fields, origin).items()}
 
     @abc.abstractmethod
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Return the next round's broadcast; `total` is the sum of all `summarise`."""
+
+    def state(self, broadcast: Broadcast, total: Statistics) -> dict[str, Tensor]:
+        """Return what `hyper` holds in the next broadcast.
+
+        Where clients sent their personal posteriors ``[K, P_personal]``, it also holds their linear
+        pool ``[P_personal]``: the prior common to all clients that maximises the expected log prior
+        (Chen et al. 2023, appendix eq. 34-35).
+        """
+        sums = within(total, COMMON)
+        if not sums:
+            return dict(broadcast.hyper)
+        origin = broadcast.start.mean.new_zeros(sums["first"].shape)
+        common = _pool(sums, origin, SMALLEST_VARIANCE)
+        return {**broadcast.hyper, **common.pack(COMMON)}
 
     def after_pretraining(self, broadcast: Broadcast, learned: Posterior) -> Broadcast:
         """Return the first broadcast of a run that begins with pre-training.
@@ -65,7 +89,8 @@ class Fixed(HyperUpdate):
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace the start only."""
-        return Broadcast(broadcast.round + 1, fused, broadcast.prior, broadcast.hyper)
+        state = self.state(broadcast, total)
+        return Broadcast(broadcast.round + 1, fused, broadcast.prior, state)
 
 
 @component
@@ -108,7 +133,7 @@ class Continual(HyperUpdate):
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Replace start and prior."""
         prior = _replace_zero_variances(fused, self.zero_variance)
-        return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)
+        return Broadcast(broadcast.round + 1, fused, prior, self.state(broadcast, total))
 
     def after_pretraining(self, broadcast: Broadcast, learned: Posterior) -> Broadcast:
         """Replace start and prior, as after a round."""
@@ -134,24 +159,31 @@ class EmpiricalBayes(HyperUpdate):
     families = ("gaussian",)
     tags = frozenset({"monotone"})
 
-    floor: float = option(1e-12, "smallest prior variance", above=0)
+    floor: float = option(SMALLEST_VARIANCE, "smallest prior variance", above=0)
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Sum w, w d and w (s + d^2) ``[P]``, where d = mu - prior mean."""
-        origin, fields = broadcast.prior.mean, result.posterior.pack()
-        first = second = origin.new_zeros(origin.shape).double()
-        for w, mean, variance in zip(
-            weights.tolist(), fields["mean"], fields["variance"], strict=True
-        ):
-            shift = mean.double() - origin
-            first = first.add(shift, alpha=w)
-            second = second.add(shift.square_().add_(variance), alpha=w)
-        return {"weight": weights.sum(), "first": first, "second": second}
+        sums = _moments(weights, result.posterior.pack(), broadcast.prior.mean)
+        return {**super().summarise(result, weights, broadcast), **sums}
 
     def update(self, broadcast: Broadcast, fused: Posterior, total: Statistics) -> Broadcast:
         """Match the pool's moments."""
-        shift = total["first"] / total["weight"]
-        variance = (total["second"] / total["weight"] - shift.square()).clamp_min(self.floor)
-        mean = broadcast.prior.mean
-        prior = Gaussian((mean + shift).to(mean.dtype), variance.to(mean.dtype))
-        return Broadcast(broadcast.round + 1, fused, prior, broadcast.hyper)
+        prior = _pool(total, broadcast.prior.mean, self.floor)
+        return Broadcast(broadcast.round + 1, fused, prior, self.state(broadcast, total))
+
+
+def _moments(weights: Tensor, fields: Mapping[str, Tensor], origin: Tensor) -> Statistics:
+    """Sum w, w d and w (s + d^2) over clients, where d = mean - origin."""
+    first = second = origin.new_zeros(origin.shape).double()
+    for w, mean, variance in zip(weights.tolist(), fields["mean"], fields["variance"], strict=True):
+        shift = mean.double() - origin
+        first = first.add(shift, alpha=w)
+        second = second.add(shift.square_().add_(variance), alpha=w)
+    return {"weight": weights.sum(), "first": first, "second": second}
+
+
+def _pool(total: Statistics, origin: Tensor, floor: float) -> Gaussian:
+    """Return the Gaussian with the moments of the mixture of the clients' posteriors."""
+    shift = total["first"] / total["weight"]
+    variance = (total["second"] / total["weight"] - shift.square()).clamp_min(floor)
+    return Gaussian((origin + shift).to(origin.dtype), variance.to(origin.dtype))

@@ -168,7 +168,9 @@ class Answer:
 
 @attrs.frozen(eq=False)
 class Evaluation:
-    """Sums of one client's metrics on its own test samples (see `bflcore.problem.metrics`).
+    """Sums of one client's metrics on its own samples (see `bflcore.problem.metrics`).
+
+    The samples are its test samples, or its validation samples where `validation` is true.
 
     `personal`: the client's own model; `shared`: the server's model on the same samples, where
     it is a complete model and a different one; `curves`: the sums of the predictions that
@@ -179,3 +181,4 @@ class Evaluation:
     personal: Mapping[str, Tensor]
     shared: Mapping[str, Tensor] | None
     curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
+    validation: bool = False

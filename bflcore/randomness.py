@@ -1,8 +1,8 @@
 """Random streams: every draw has a generator of its own.
 
-A generator is derived from ``(seed, round, client, purpose)``, so results do not depend on the
-number of workers, the chunk size, the engine or the order of arrival, and a resumed run continues
-bit for bit. The global generators are never advanced.
+A generator is derived from ``(seed, round, client, purpose)``, so draws do not depend on the number
+of workers, the chunk size, the engine or the order of arrival, and a resumed run continues bit for
+bit. The global generators are never advanced.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 import torch
 from scipy import optimize
 
 from bflcore import Broadcast, Continual, EmpiricalBayes, Fixed, Gaussian, Point
+from bflcore.aggregation import add_sums
 from bflcore.errors import OptionError
 from bflcore.testing.problems import gaussian, normal, reply
 
@@ -119,6 +122,30 @@ def test_summaries_of_parts_of_the_round_add_up_to_the_whole():
     right = part.summarise(reply([2, 3], posteriors[2:]), WEIGHTS[2:], broadcast)
     for name, tensor in whole.items():
         torch.testing.assert_close(left[name] + right[name], tensor)
+
+
+@each_part
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_heads_that_clients_send_become_one_prior_that_has_the_moments_of_their_mixture(
+    part, dtype
+):
+    posteriors, heads = gaussian(4, 6, dtype=dtype), gaussian(4, 3, seed=50, dtype=dtype)
+    broadcast = server(dtype)
+    result = reply(range(4), posteriors, statistics=heads.pack("personal."))
+    each = [part.summarise(result.select([k]), WEIGHTS[k : k + 1], broadcast) for k in range(4)]
+    total = reduce(add_sums, each)
+    following = part.update(broadcast, gaussian(6, seed=40, dtype=dtype), total)
+    alone = updated(part, posteriors, WEIGHTS, gaussian(6, seed=40, dtype=dtype), broadcast)
+    common = Gaussian.unpack(following.hyper, "common.")
+    mean = np.average(heads.mean.numpy(), axis=0, weights=WEIGHTS)  # eq. 34
+    shift = np.square(heads.mean.numpy() - mean)
+    variance = np.average(heads.variance.numpy() + shift, axis=0, weights=WEIGHTS)  # eq. 35
+    np.testing.assert_allclose(common.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(common.variance, variance, rtol=1e-5)
+    assert (common.mean.dtype, common.variance.dtype) == (dtype, dtype)
+    assert following.hyper["noise"] is broadcast.hyper["noise"]
+    torch.testing.assert_close(following.prior.mean, alone.prior.mean)
+    torch.testing.assert_close(following.prior.variance, alone.prior.variance)
 
 
 def test_summarising_leaves_the_clients_results_alone():

@@ -11,6 +11,7 @@ import click
 
 from bflcore.cli.progress import show_progress
 from bflcore.errors import RoundError
+from bflcore.experiments.caveats import caveats
 
 if TYPE_CHECKING:
     from bflcore.experiments.directory import RunDirectory
@@ -22,12 +23,17 @@ __all__ = ["execute_and_report"]
 def execute_and_report(
     prepared: Prepared, directory: RunDirectory, *, quiet: bool, as_json: bool
 ) -> None:
-    """Run the remaining rounds and write the report; if it is cut short, say how to continue."""
+    """Run the remaining rounds and write the report; if it is cut short, say how to continue.
+
+    Warnings come first, on standard error, even if `quiet`.
+    """
     from bflcore.experiments.run import execute
     from bflcore.report import write_report
 
     checkpoints, path = directory.checkpoints, directory.path
     done = checkpoints.reached or 0
+    for text in caveats(prepared):
+        click.echo(f"warning: {text}", err=True)
     try:
         with show_progress(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
             summary = execute(prepared, directory, progress)

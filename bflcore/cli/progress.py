@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["show_progress"]
 
-SHOWN = ("accuracy", "ece", "rmse")  # of the personal models, while running
+SHOWN = ("accuracy", "ece", "rmse")  # while running
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _pretraining(experiment: Experiment) -> str:
 
 def _metrics(record: Record) -> str:
     parts = []
-    for group in ("personal", "global"):
+    for group in ("personal", "global", "validation"):
         for name in SHOWN:
             found = record.get(f"{group}.{name}")
             if found is not None:

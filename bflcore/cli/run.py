@@ -43,7 +43,7 @@ SHORT = {
 UNCHOSEN = {kind.name: f"the method's, or {kind.default}" for kind in KINDS if kind.default}
 UNCHOSEN["likelihood"] = "the one for the data's task"
 
-QUIET = click.option("--quiet", is_flag=True, help="print nothing but errors")
+QUIET = click.option("--quiet", is_flag=True, help="print nothing but warnings and errors")
 JSON = click.option("--json", "as_json", is_flag=True, help="print summary.json at the end")
 
 

@@ -1,6 +1,6 @@
 """Data sets and how they are divided among clients."""
 
-from bflcore.data.base import Dataset, DataSource
+from bflcore.data.base import Dataset, DataSource, centred
 from bflcore.data.partition import PARTITIONERS, Partition, Partitioner, divide
 from bflcore.data.sources import DATASETS
 
@@ -11,5 +11,6 @@ __all__ = [
     "Dataset",
     "Partition",
     "Partitioner",
+    "centred",
     "divide",
 ]

@@ -10,22 +10,32 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from bflcore.data.base import Dataset, Integers
+from bflcore.data.split import deal, hold_out, split
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
+from bflcore.randomness import SERVER, numpy_stream
 
 if TYPE_CHECKING:
     import numpy as np
 else:
     np = lazy("numpy")
 
-__all__ = ["PARTITIONERS", "Partition", "Partitioner", "divide"]
+__all__ = [
+    "PARTITIONERS",
+    "Partition",
+    "Partitioner",
+    "divide",
+    "validated",
+    "validation_stream",
+]
 
 
 class Partitioner(Component, abc.ABC):
     """Base of partitions that ``--partition NAME:VALUE`` finds."""
 
     kind: ClassVar[str] = "partition"
+    by_owner: ClassVar[bool] = False  # each client is one natural owner
 
     @abc.abstractmethod
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
@@ -147,6 +157,7 @@ class Natural(Partitioner):
     """Give each client the samples of one natural owner, beginning with the smallest owner id."""
 
     name = "natural"
+    by_owner = True
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Integers]:
         """Group by owner."""
@@ -169,11 +180,15 @@ PARTITIONERS: tuple[type[Partitioner], ...] = (IID, Labels, Shards, Dirichlet, Q
 
 @attrs.frozen(eq=False)
 class Partition:
-    """Sample indices of every client; `test` indexes ``x_test`` if `held_out`, else ``x``."""
+    """Sample indices of every client; `test` indexes ``x_test`` if `held_out`, else ``x``.
+
+    `validation` indexes ``x``; without a validation split it is ``()``.
+    """
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]
     held_out: bool = False
+    validation: tuple[Integers, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -183,7 +198,10 @@ class Partition:
     def save(self, path: Path) -> None:
         """Write an ``.npz`` of plain integer arrays."""
         arrays: dict[str, Any] = {"held_out": np.array(self.held_out)}
-        for name, parts in (("train", self.train), ("test", self.test)):
+        named = {"train": self.train, "test": self.test, "validation": self.validation}
+        for name, parts in named.items():
+            if not parts:
+                continue
             arrays[name] = np.concatenate(parts)
             arrays[f"{name}_sizes"] = np.array([len(part) for part in parts])
         np.savez_compressed(path, **arrays)
@@ -192,11 +210,12 @@ class Partition:
     def load(cls, path: Path) -> Partition:
         """Read what `save` wrote."""
         with np.load(path, allow_pickle=False) as file:
-            parts = [
-                tuple(np.split(file[name], file[f"{name}_sizes"].cumsum()[:-1]))
-                for name in ("train", "test")
-            ]
-            return cls(parts[0], parts[1], bool(file["held_out"]))
+            parts = {
+                name: tuple(np.split(file[name], file[f"{name}_sizes"].cumsum()[:-1]))
+                for name in ("train", "test", "validation")
+                if name in file
+            }
+            return cls(**parts, held_out=bool(file["held_out"]))
 
 
 def divide(
@@ -222,8 +241,8 @@ def divide(
 
     Without `train_per_class`, a client with two samples or more tests on at least one. If the data
     has a held-out test split, clients train on their whole share (at most `train_per_class` per
-    class) and are tested on the held-out samples of their training classes. Raises `DataError` if
-    a client would have no training samples.
+    class), and `deal` gives each held-out sample to one of them. Raises `DataError` if a client
+    would have no training samples.
     """
     if clients < 1:
         raise DataError(f"--clients: {clients} is not allowed; allowed: 1 to {len(dataset.x)}")
@@ -245,60 +264,30 @@ def divide(
             )
         fraction = 0.0 if held_out else test_fraction
         cap = 0 if held_out else test_per_class
-        mine, theirs = _train_and_test(dataset, share, rng, train_per_class, cap, fraction)
+        mine, theirs = split(dataset, share, rng, train_per_class, cap, fraction)
         train.append(mine)
-        test.append(_held_out_for(dataset, mine) if held_out else theirs)
+        test.append(theirs)
+    if held_out:
+        test = deal(dataset, train, rng, by_owner=partitioner.by_owner)
     return Partition(tuple(train), tuple(test), held_out)
 
 
-def _train_and_test(
-    dataset: Dataset,
-    share: Integers,
-    rng: np.random.Generator,
-    train_cap: int | None,
-    test_cap: int | None,
-    fraction: float,
-) -> tuple[Integers, Integers]:
-    shuffled = share[rng.permutation(len(share))]
-    labels = dataset.y[shuffled] if dataset.task == "classification" else np.zeros(len(share))
-    _, first, sizes = np.unique(labels, return_index=True, return_counts=True)
-    start = np.zeros_like(sizes)  # samples of a class before its test samples
-    if train_cap is not None:
-        start = np.minimum(sizes, train_cap)
-        tests = sizes - start if test_cap is None else np.minimum(sizes - start, test_cap)
-    elif test_cap is not None:
-        tests = np.minimum(sizes // 2, test_cap)
-        if test_cap > 0 and len(share) > 1 and tests.sum() == 0:  # every class is a single sample
-            tests[first.argmin()] = 1
-    else:
-        tests = _proportional(sizes, fraction, first)
-    grouped = shuffled[np.argsort(labels, kind="stable")]
-    rank = np.arange(len(share)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its class
-    begin, end = np.repeat(start, sizes), np.repeat(start + tests, sizes)
-    trains = rank < begin if train_cap is not None else rank >= end
-    return grouped[trains], grouped[(begin <= rank) & (rank < end)]
+def validated(dataset: Dataset, partition: Partition, fraction: float, seed: int) -> Partition:
+    """Hold `fraction` of each client's training samples out for validation; see `hold_out`.
 
-
-def _proportional(sizes: Integers, fraction: float, ties: Integers) -> Integers:
-    """Return the number of test samples per class: largest remainders, ties by rank in `ties`.
-
-    Rounding each class by itself would leave clients with many small classes almost untested.
+    Which ones depends on the client's training samples, its number and `seed` alone.
     """
-    if fraction == 0:
-        return np.zeros_like(sizes)
-    total = int(sizes.sum())
-    wanted = min(max(round(total * fraction), 1), total - 1)
-    counts, remainders = np.divmod(sizes * wanted, total)
-    by_remainder = np.lexsort((ties, -remainders))
-    counts[by_remainder[: wanted - int(counts.sum())]] += 1
-    return counts
+    splits = [
+        hold_out(dataset, samples, fraction, validation_stream(seed, client))
+        for client, samples in enumerate(partition.train)
+    ]
+    train, validation = zip(*splits, strict=True)
+    return attrs.evolve(partition, train=train, validation=validation)
 
 
-def _held_out_for(dataset: Dataset, train: Integers) -> Integers:
-    assert dataset.y_test is not None  # noqa: S101 - it comes with x_test
-    if dataset.task == "regression":
-        return np.arange(len(dataset.y_test))
-    return np.flatnonzero(np.isin(dataset.y_test, np.unique(dataset.y[train])))
+def validation_stream(seed: int, client: int) -> np.random.Generator:
+    """Return the generator that draws a client's validation samples."""
+    return numpy_stream(seed, SERVER, client, "validation split")
 
 
 def _class_labels(dataset: Dataset, partition: str) -> Integers:

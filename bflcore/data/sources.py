@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bflcore.data.base import Dataset, DataSource
 from bflcore.data.idx import find_idx, read_idx
+from bflcore.data.leaf import FEMNIST, Shakespeare
+from bflcore.data.tiny_imagenet import TinyImageNet
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 from bflcore.options import component, option
@@ -91,6 +93,7 @@ class Synthetic(DataSource):
     classes: int = option(10, "number of classes (0 = a regression on W_k x + b_k)", at_least=0)
     alpha: float = option(1.0, "variance of the clients' models", at_least=0)
     beta: float = option(1.0, "variance of the clients' inputs", at_least=0)
+    standardise: bool = option(False, "scale features (and targets) to mean 0, variance 1")
     seed: int = option(0, "random seed", at_least=0)
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
@@ -101,9 +104,16 @@ class Synthetic(DataSource):
         x = np.concatenate([x for x, _ in parts]).astype(np.float32)
         y = np.concatenate([y for _, y in parts])
         owner = np.repeat(np.arange(self.owners), self.samples)
-        if self.classes:
-            return Dataset(self.name, "classification", x, _labels(y), self.classes, owner)
-        return Dataset(self.name, "regression", x, y.astype(np.float32), client=owner)
+        targets = _labels(y) if self.classes else y.astype(np.float32)
+        return Dataset(
+            self.name,
+            "classification" if self.classes else "regression",
+            x,
+            targets,
+            self.classes,
+            owner,
+            standardise=self.standardise,
+        )
 
     def _client(self, rng: np.random.Generator, scale: Any) -> tuple[Any, Any]:
         outputs = self.classes or 1
@@ -208,6 +218,9 @@ DATASETS: tuple[type[DataSource], ...] = (
     CIFAR10,
     CIFAR100,
     EMNIST,
+    TinyImageNet,
+    Shakespeare,
+    FEMNIST,
 )
 
 

@@ -18,7 +18,7 @@ else:
 
 __all__ = ["load_npz"]
 
-ALLOWED = ("x", "y", "client", "x_test", "y_test")
+ALLOWED = ("x", "y", "client", "x_test", "y_test", "client_test")
 
 # What numpy and zipfile raise for files that are damaged, encrypted, or not an archive.
 UNREADABLE = (
@@ -36,6 +36,8 @@ UNREADABLE = (
 def load_npz(path: Path, classes: int = 0) -> Dataset:
     """Load ``x``, ``y``, optionally ``client`` (owner of each sample) and ``x_test``, ``y_test``.
 
+    ``client_test`` holds the owners of the test samples, where they are known.
+
     Integer ``y`` are class labels 0..C-1, each of which occurs in ``y`` or ``y_test`` unless the
     number of `classes` is given; real ``y`` are regression targets ``[N]`` or ``[N, T]``.
     Bytes in ``x`` are scaled to [0, 1]. Raises `DataError` naming the array that is wrong.
@@ -49,11 +51,13 @@ def load_npz(path: Path, classes: int = 0) -> Dataset:
             raise DataError(f"{path}: array {name!r} is missing; it needs x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: one of x_test and y_test is missing; give both or neither")
+    if "client_test" in arrays and not {"client", "x_test"} <= arrays.keys():
+        raise DataError(f"{path}: client_test needs client and x_test; give all three")
     for name, array in arrays.items():
         _check_numbers(path, name, array)
     _check_lengths(path, arrays, "x", ("y", "client"))
     if "x_test" in arrays:
-        _check_lengths(path, arrays, "x_test", ("y_test",))
+        _check_lengths(path, arrays, "x_test", ("y_test", "client_test"))
         _check_alike(path, arrays)
     return _dataset(path, arrays, classes)
 
@@ -75,6 +79,7 @@ def _dataset(path: Path, arrays: dict[str, Any], classes: int) -> Dataset:
         arrays["client"].astype(np.int64) if "client" in arrays else None,
         _inputs(arrays["x_test"]) if test else None,
         y_test,
+        arrays["client_test"].astype(np.int64) if "client_test" in arrays else None,
     )
 
 
@@ -96,8 +101,8 @@ def _check_numbers(path: Path, name: str, array: Any) -> None:
         raise DataError(f"{path}: {name} is not an array; write the file with numpy.savez")
     if array.dtype.kind not in "fiub":
         raise DataError(f"{path}: {name} has type {array.dtype}; allowed: numbers")
-    if name == "client" and (array.dtype.kind not in "iu" or array.ndim != 1):
-        raise DataError(f"{path}: client must be a vector of integers, one owner per sample")
+    if name.startswith("client") and (array.dtype.kind not in "iu" or array.ndim != 1):
+        raise DataError(f"{path}: {name} must be a vector of integers, one owner per sample")
     if array.ndim == 0 or array.size == 0:
         raise DataError(f"{path}: {name} is empty")
     if array.dtype.kind != "f":

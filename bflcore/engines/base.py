@@ -31,6 +31,10 @@ class Engine(Component, abc.ABC):
 
     kind: ClassVar[str] = "engine"
 
+    def clients_per_step(self, problem: Problem) -> int:
+        """Return how many clients one training step trains at most (default: 1)."""
+        return 1
+
     @abc.abstractmethod
     def open(
         self, problem: Problem, inference: LocalInference, bins: int
@@ -69,7 +73,10 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
-        """Personalise, predict every client's test samples, and sum their metrics."""
+        """Personalise, predict every client's test samples, and sum their metrics.
+
+        Where the problem has validation samples, a second `Evaluation` follows for each client.
+        """
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""What happens at a client: the survey, fitting, and evaluation on its own test samples."""
+"""What happens at a client: the survey, fitting, evaluation on its test and validation samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, Cohort, LocalResult
-    from bflcore.problem.base import Problem
+    from bflcore.problem.base import Problem, Shares
     from bflcore.problem.likelihoods import Predictive
 
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
@@ -28,7 +28,7 @@ Memory = Mapping[str, Tensor]
 Stage = Literal["survey", "fit", "evaluate"]
 Sums = dict[str, Tensor]
 
-BLOCK = 2048  # test samples predicted at a time; bounds memory, does not change results
+BLOCK = 2048  # samples predicted at a time; bounds memory
 
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class ClientWorker:
     def evaluate(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
     ) -> list[EvaluationReply]:
-        """Evaluate clients one by one on their own test samples."""
+        """Evaluate clients one by one, on their own test samples and then on validation samples."""
         replies: list[EvaluationReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
@@ -112,40 +112,53 @@ class ClientWorker:
         return result if back == list(range(len(back))) else result.select(back)
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
-        """Return one client's evaluation; nothing for a client without test samples."""
-        problem, inference = self.problem.surveyed(broadcast.survey), self.inference
+        """Return one client's evaluations: one for each kind of samples that it has."""
+        problem = self.problem.surveyed(broadcast.survey)
         cohort = problem.cohort([client], stack([memory]), broadcast.round)
-        own = inference.personalise(problem, broadcast, cohort)
+        own = self.inference.personalise(problem, broadcast, cohort)
         cohort = attrs.evolve(cohort, memory=own)
-        personal = self._sums(problem, broadcast, cohort)
+        found = [self._evaluate_on(problem, problem.test, broadcast, cohort)]
+        if problem.validation:
+            held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
+            found.append(held and attrs.evolve(held, validation=True))
+        return [evaluation for evaluation in found if evaluation]
+
+    def _evaluate_on(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Evaluation | None:
+        """Evaluate the personal and the server's model; None for a client without samples."""
+        (client,), own = cohort.clients, cohort.memory
+        personal = self._sums(problem, samples, broadcast, cohort)
         if not personal:
-            return []
-        curves = self._curves(problem, broadcast, cohort)
+            return None
+        curves = self._curves(problem, samples, broadcast, cohort)
         if problem.layout.personal_total:  # the server's model is not complete
-            return [Evaluation(client, personal, None, curves)]
-        initial = stack([inference.initial_memory(problem)])
+            return Evaluation(client, personal, None, curves)
+        initial = stack([self.inference.initial_memory(problem)])
         shared = personal
         if own.keys() != initial.keys() or any(not own[n].equal(initial[n]) for n in own):
-            shared = self._sums(problem, broadcast, attrs.evolve(cohort, memory=initial))
-        return [Evaluation(client, personal, shared, curves)]
+            shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
+        return Evaluation(client, personal, shared, curves)
 
     @torch.no_grad()
-    def _sums(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums:
+    def _sums(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Sums:
         # Every block draws from the same streams: one set of parameter draws for all samples.
         blocks = [
             _measure(self.inference.predict(problem, broadcast, cohort, x[None]), y, self.bins)
-            for x, y in _blocks(problem, cohort)
+            for x, y in _blocks(samples, cohort)
         ]
         return reduce(metrics.add, blocks) if blocks else {}
 
     @torch.no_grad()
     def _curves(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
     ) -> dict[str, dict[float, Sums]]:
         total: dict[str, dict[float, Sums]] = {}
         if not isinstance(self.inference, Explorable):
             return total
-        for x, y in _blocks(problem, cohort):
+        for x, y in _blocks(samples, cohort):
             found = self.inference.curves(problem, broadcast, cohort, x[None])
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
@@ -155,8 +168,8 @@ class ClientWorker:
         return total
 
 
-def _blocks(problem: Problem, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
-    x, y = problem.test.of(*cohort.clients)
+def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
+    x, y = samples.of(*cohort.clients)
     if len(y):  # splitting an empty tensor would give one empty block, which has no metrics
         yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
 
@@ -164,7 +177,8 @@ def _blocks(problem: Problem, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]
 def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
-        return metrics.classification_sums(draws, y, bins)
+        closed = None if predictive.closed_form is None else predictive.closed_form[0]
+        return metrics.classification_sums(draws, y, bins, closed)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
     return metrics.regression_sums(draws.mean(0), variance, y)

@@ -30,8 +30,9 @@ __all__ = ["Local"]
 class Local(Engine):
     """Run clients on this machine, in `workers` processes, `chunk` clients per training step.
 
-    Results do not depend on either number. On a CPU one client per step is fastest (everything
-    stays in cache) and processes give the parallelism; a GPU trains its whole cohort at once.
+    Results do not depend on `workers`; with another `chunk` they agree to rounding. On a CPU one
+    client per step is fastest (everything stays in cache) and processes give the parallelism; a GPU
+    trains its whole cohort at once.
     """
 
     name = "local"
@@ -49,6 +50,10 @@ class Local(Engine):
         256, "MiB of client memory kept in RAM; the least recently used goes to disk", at_least=0
     )
 
+    def clients_per_step(self, problem: Problem) -> int:
+        """Return the chunk size; by default one on a CPU, and all clients on a GPU."""
+        return self.chunk or (1 if problem.device.type == "cpu" else max(1, len(problem.clients)))
+
     @contextmanager
     def open(
         self, problem: Problem, inference: LocalInference, bins: int
@@ -58,10 +63,9 @@ class Local(Engine):
         from bflcore.engines.memories import Memories
         from bflcore.engines.pool import open_pool, single_threaded
 
-        on_cpu = problem.device.type == "cpu"
         tasks = max(1, len(problem.clients))
-        count = min(self.workers or (_cores() if on_cpu else 1), tasks)
-        chunk = self.chunk or (1 if on_cpu else tasks)
+        count = min(self.workers or (_cores() if problem.device.type == "cpu" else 1), tasks)
+        chunk = self.clients_per_step(problem)
         worker = ClientWorker(problem, inference, bins)
         # One thread per process, this one too: results must not depend on the number of workers,
         # and a server whose threads wait for the workers' cores spins instead of working.

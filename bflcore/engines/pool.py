@@ -75,8 +75,8 @@ class ProcessPool:
     """Worker processes, each taking the next task as it becomes free."""
 
     def __init__(self, worker: ClientWorker, processes: int, timeout: float) -> None:
-        worker.problem.train.share_memory()
-        worker.problem.test.share_memory()
+        for samples in worker.problem.samples:
+            samples.share_memory()
         self._timeout = timeout
         self._worker = worker
         self._context = multiprocessing.get_context("spawn")  # fork is unsafe once torch ran

@@ -1,4 +1,4 @@
-"""Which parts fit together: each names the posterior families that it supports."""
+"""Which parts fit together."""
 
 from __future__ import annotations
 

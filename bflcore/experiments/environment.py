@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
+from bflcore.experiments.caveats import caveats
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
 
 
 def environment(prepared: Prepared, registry: Registry) -> Record:
-    """Return versions, and digests of what determines the results."""
+    """Return versions, warnings, and digests of what determines the results."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "torch": str(torch.__version__),
         "distributions": {d.name: d.version for d in registry.plugins},
+        "warnings": caveats(prepared),
         "fingerprints": {
             "experiment.toml": _settings(prepared.experiment),
             "the data or its partition": _data(prepared.problem),
@@ -63,7 +65,7 @@ def _settings(experiment: Experiment) -> str:
 
 def _data(problem: Problem) -> str:
     """Return a digest of every client's samples, in order."""
-    parts = (problem.train, problem.test)
+    parts = problem.samples
     return _digest(
         [tensor for part in parts for tensor in (part.x, part.y)],
         repr([(part.start, part.end) for part in parts]),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from bflcore.data import Dataset, Partition, divide
+from bflcore.data import Dataset, Partition, centred, divide
 from bflcore.data.label_noise import mislabelled
+from bflcore.data.partition import validated
 from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
 from bflcore.layout import Layout
@@ -47,6 +48,8 @@ def prepare(experiment: Experiment) -> Prepared:
     run, data = experiment.run, experiment.data
     _device(run.device)
     dataset = _dataset(experiment)
+    if data.input_range == "-1,1":
+        dataset = centred(dataset)
     _likelihood(experiment, dataset)
     partition = divide(
         dataset,
@@ -57,6 +60,13 @@ def prepare(experiment: Experiment) -> Prepared:
         test_per_class=data.test_per_class,
         test_fraction=data.test_fraction,
     )
+    if data.validation_fraction:
+        partition = validated(dataset, partition, data.validation_fraction, run.seed)
+        if not any(map(len, partition.validation)):
+            raise DataError(
+                "--validation-fraction: no client has two training samples; leave it out, or use "
+                "fewer --clients"
+            )
     if experiment.label_noise:
         dataset = mislabelled(
             dataset,
@@ -77,9 +87,6 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     likelihood = _likelihood(experiment, dataset)
     with seeded_globally(run.seed, "initialisation"):
         network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
-    samples = torch.zeros(2, *dataset.x.shape[1:])
-    samples[: len(dataset.x)] = torch.as_tensor(dataset.x[:2])
-    networks.check_network(network, samples)
     problem = Problem.assemble(
         dataset,
         partition,
@@ -92,6 +99,11 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
         device=_device(run.device),
         dtype=getattr(torch, run.dtype),
     )
+    for shares in problem.samples:
+        experiment.model.check_samples(shares.x)
+    samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
+    samples[: len(problem.train.x)] = problem.train.x[:2]
+    networks.check_network(problem.network, samples)
     experiment.inference.check(problem)
     return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem)
 

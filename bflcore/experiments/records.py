@@ -94,15 +94,19 @@ class Records:
         self.dropped = []
         self.evaluation = {"round": number}
         self.evaluation |= {group: _detail(members) for group, members in groups.items()}
-        if curves := _curves([e for e in found if e.client not in novel]):
-            self.evaluation["curves"] = curves
+        for name, validation in (("curves", False), ("validation.curves", True)):
+            chosen = [e for e in found if e.validation == validation and e.client not in novel]
+            if curves := _curves(chosen):
+                self.evaluation[name] = curves
         self.records.append(record)
         return record
 
     def summary(self) -> Record:
         """Return ``summary.json``."""
-        key = "personal.accuracy" if "personal.accuracy" in self.records[-1] else "personal.rmse"
-        sign = 1 if key.endswith("accuracy") else -1
+        validation = any(key.startswith("validation.") for key in self.records[-1])
+        samples, models = ("validation", "validation") if validation else ("test", "personal")
+        classifies = f"{models}.accuracy" in self.records[-1]
+        key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
         best = max(self.records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
         total = time.perf_counter() - self._started
         return {
@@ -111,7 +115,7 @@ class Records:
             "final": _metrics_of(self.records[-1]),
             "best": {
                 **_metrics_of(best),
-                "chosen": f"the evaluated round with the best {key}, chosen on test data",
+                "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
             },
             "seconds": _rounded({"total": total} | self.seconds),
             "bytes": self.bytes,
@@ -129,13 +133,20 @@ class Records:
 def _group(
     found: Sequence[Evaluation], novel: Collection[int]
 ) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Group evaluations: clients' own models, the server's model, clients held out of training."""
-    trained = [e for e in found if e.client not in novel]
-    groups = {
-        "personal": [(e.client, e.personal) for e in trained],
-        "global": [(e.client, e.shared) for e in trained if e.shared is not None],
-        "novel": [(e.client, e.personal) for e in found if e.client in novel],
-    }
+    """Group evaluations: clients' own models, the server's model, clients held out of training.
+
+    The groups on validation samples are called validation, validation.global, validation.novel.
+    """
+    groups: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for validation in (False, True):
+        own, prefix = ("validation", "validation.") if validation else ("personal", "")
+        on = [e for e in found if e.validation == validation]
+        trained = [e for e in on if e.client not in novel]
+        groups |= {
+            own: [(e.client, e.personal) for e in trained],
+            f"{prefix}global": [(e.client, e.shared) for e in trained if e.shared is not None],
+            f"{prefix}novel": [(e.client, e.personal) for e in on if e.client in novel],
+        }
     return {name: members for name, members in groups.items() if members}
 
 

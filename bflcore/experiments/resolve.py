@@ -117,7 +117,7 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     }
     inference, fitted = components["inference"], {kind: components[kind] for kind in FITTED}
     compatibility.check(registry, type(inference), *map(type, fitted.values()))
-    inference.check_parts(**fitted)
+    inference.check_parts(fitted)
     loggers = tuple(registry.loggers[name]() for name in run.log)
     for logger in loggers:
         logger.check()

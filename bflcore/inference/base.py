@@ -14,13 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from bflcore.aggregation import Aggregator
-    from bflcore.hyper import HyperUpdate
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.posteriors import Posterior
     from bflcore.problem import Problem
     from bflcore.problem.likelihoods import Predictive
-    from bflcore.weighting import Weighting
 else:
     torch = lazy("torch")
 
@@ -43,16 +40,22 @@ class LocalInference(Component, abc.ABC):
     # pools-samples    `fit` reads the samples of all clients, which only a simulation can give it
     tags: ClassVar[frozenset[str]] = frozenset()
 
+    @property
+    def leaves_certain(self) -> bool:
+        """Whether `fit` gives variance 0, certainty, to parameters that it did not infer."""
+        return False
+
     def check(self, problem: Problem) -> None:
         """Raise `OptionError` for a problem that this inference cannot handle (default: none).
 
         Called once, before a run writes anything.
         """
 
-    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+    def check_parts(self, parts: Mapping[str, Component]) -> None:
         """Raise `IncompatibleError` for parts that do not work with these options (default: none).
 
-        Called when an experiment is resolved, after the families have been compared.
+        `parts` are the aggregator, the weighting and the hyperparameter update, by kind. Called
+        when an experiment is resolved, after the families have been compared.
         """
 
     def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:

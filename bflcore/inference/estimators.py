@@ -14,7 +14,7 @@ import abc
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +170,10 @@ def _channels(layer: nn.Module, values: Tensor) -> torch.Size:
 
 
 class LayerwiseEstimator(Estimator):
-    """Noise inside every linear and convolutional layer; other parameters are drawn as weights."""
+    """Noise inside every linear and convolutional layer; other parameters are drawn as weights.
+
+    Among the others are embeddings, recurrent weights, and layers that run more than once.
+    """
 
     def __init__(
         self,
@@ -182,10 +185,13 @@ class LayerwiseEstimator(Estimator):
         super().__init__(problem, streams)
         self.flips = layer is FlipoutLayer
         self.network = copy.deepcopy(problem.network).requires_grad_(False)
-        originals = {
-            path: module for path, module in self.network.named_modules() if _perturbable(module)
+        shapes = _noise_shapes(self.network, layer, sample)
+        originals: dict[str, Any] = {path: self.network.get_submodule(path) for path in shapes}
+        self.shapes = {
+            f"{path}.{name}".lstrip("."): size
+            for path, sizes in shapes.items()
+            for name, size in sizes.items()
         }
-        self.shapes = _noise_shapes(self.network, originals, layer, sample)
         for path, module in originals.items():
             parent, _, name = path.rpartition(".")
             if path:
@@ -245,20 +251,25 @@ def _perturbable(module: nn.Module) -> bool:
 
 
 def _noise_shapes(
-    network: nn.Module,
-    layers: dict[str, nn.Module],
-    layer: type[PerturbedLayer],
-    sample: Tensor,
-) -> dict[str, torch.Size]:
-    """Run the network once and return each layer's noise shapes by buffer name."""
-    shapes: dict[str, torch.Size] = {}
+    network: nn.Module, layer: type[PerturbedLayer], sample: Tensor
+) -> dict[str, dict[str, torch.Size]]:
+    """Return the noise shapes of each layer that can be perturbed, by path and buffer name.
+
+    A layer that runs several times (a recurrence) is left out: its noise would be the same at each
+    step, whatever its input, which no draw of its weights gives.
+    """
+    calls: dict[str, list[dict[str, torch.Size]]] = {}
 
     def record(path: str, module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        for name, shape in layer.noise_shapes(module, inputs[0], outputs).items():
-            shapes[f"{path}.{name}".lstrip(".")] = shape
+        calls.setdefault(path, []).append(layer.noise_shapes(module, inputs[0], outputs))
 
-    for path, module in layers.items():  # the hooks stay: these layers are replaced
+    hooks = [
         module.register_forward_hook(partial(record, path))
+        for path, module in network.named_modules()
+        if _perturbable(module)
+    ]
     with torch.no_grad():
         network(sample)
-    return shapes
+    for hook in hooks:
+        hook.remove()
+    return {path: shapes for path, (shapes, *again) in calls.items() if not again}

@@ -21,6 +21,7 @@ else:
     torch = lazy("torch")
 
 __all__ = [
+    "COMMON",
     "Memory",
     "OwnPosterior",
     "client_posterior",
@@ -28,6 +29,9 @@ __all__ = [
     "keep_own",
     "local_result",
 ]
+
+
+COMMON = "common."  # in `Broadcast.hyper`: the pool of the clients' personal posteriors
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from bflcore.errors import OptionError
 from bflcore.inference.gradient import (
     Batch,
     GradientInference,
@@ -26,9 +27,16 @@ from bflcore.inference.gradient import (
     steps,
     trainable_mask,
 )
-from bflcore.inference.memory import Memory, client_posterior, join_personal, local_result
+from bflcore.inference.memory import (
+    COMMON,
+    Memory,
+    client_posterior,
+    join_personal,
+    local_result,
+)
 from bflcore.inference.normals import Noise
 from bflcore.lazy import lazy
+from bflcore.messages import within
 from bflcore.options import component, option
 from bflcore.posteriors import Gaussian
 
@@ -46,7 +54,14 @@ else:
     estimators = lazy("bflcore.inference.estimators")
     torch = lazy("torch")
 
-__all__ = ["Variational", "VariationalInference", "fit_gaussians", "prior_of_cohort"]
+__all__ = [
+    "Objective",
+    "Variational",
+    "VariationalInference",
+    "fit_gaussians",
+    "mean_and_rho",
+    "prior_of_cohort",
+]
 
 SMALLEST_SIGMA = 1e-8  # replaces a standard deviation of 0, which has no logarithm
 
@@ -77,10 +92,11 @@ class VariationalInference(GradientInference):
     )
     personal_prior: str = option(
         "initial",
-        "prior of the personal parameters: the first prior, or the client's previous posterior",
-        choices=("initial", "previous"),
+        "prior of the personal parameters: the first prior, the client's previous posterior, or "
+        "`common`, the pool of all clients' posteriors, which clients then send",
+        choices=("initial", "previous", "common"),
     )
-    predict_draws: int = option(10, "parameter draws averaged per prediction (S)", at_least=1)
+    predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
 
     def initial(self, problem: Problem) -> Gaussian:
         """Return N(network's initialisation, initial_sigma^2) ``[P]``."""
@@ -107,10 +123,11 @@ class VariationalInference(GradientInference):
     ) -> Predictive:
         """Average over `predict_draws` parameter draws, the same for all samples of a client."""
         whole = client_posterior(problem, broadcast, cohort)
-        shape = (len(x), self.predict_draws, whole.mean.shape[-1])
-        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
-        weights = whole.map(lambda tensor: tensor[:, None]).sample(noise)
-        return problem.likelihood.predictive(problem.outputs(weights, x))
+        noise, out = Noise(cohort.streams("predict")), torch.empty_like(whole.mean)
+        # One draw at a time: its weights stay in cache, and memory does not grow with the draws.
+        drawn = (whole.sample(noise.fill(out)) for _ in range(self.predict_draws))
+        outputs = [problem.forward(weights, x) for weights in drawn]
+        return problem.likelihood.predictive(torch.stack(outputs, dim=1))
 
 
 @component
@@ -131,9 +148,14 @@ class Variational(VariationalInference):
 def prior_of_cohort(
     inference: VariationalInference, problem: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Gaussian:
-    """Return the prior of all parameters ``[K, P]``: the broadcast one, and each client's own."""
-    if problem.layout.personal_total and inference.personal_prior == "initial":
+    """Return the prior of all parameters ``[K, P]``: the broadcast one, and each client's own.
+
+    Raises `OptionError` if the server did not pool the clients' personal posteriors.
+    """
+    if problem.layout.personal_total and inference.personal_prior != "previous":
         personal = inference.prior(problem).split(problem.layout)[1]
+        if inference.personal_prior == "common" and broadcast.round:
+            personal = _common(broadcast)
         memory = Memory(personal=personal.map(lambda t: t.expand(len(cohort.clients), -1)))
         cohort = attrs.evolve(cohort, memory=memory.pack())
     return _gaussian(join_personal(problem, broadcast.prior, cohort))
@@ -153,37 +175,72 @@ def fit_gaussians(
     `anchor` ``[K, P]`` replaces the prior in the KL term; `after_step` is called after each step
     and may change the anchor in place.
     """
-    start = _gaussian(join_personal(problem, broadcast.start, cohort))
+    theta = mean_and_rho(_gaussian(join_personal(problem, broadcast.start, cohort)))  # [K, 2, P]
     anchor = anchor or prior_of_cohort(inference, problem, broadcast, cohort)
-    rho = start.variance.sqrt().clamp_min(SMALLEST_SIGMA).log()
-    theta = torch.stack([start.mean, rho], dim=1)  # [K, 2, P]
+    objective = Objective(inference, problem, cohort, anchor)
     optimiser = inference.update_rule(theta, cohort)
     mask = trainable_mask(problem, trainable)
-    expected = estimators.estimator(
-        inference.estimator, problem, cohort.streams("noise"), cohort.x[0, :1]
-    )
-    sizes = torch.tensor(cohort.sizes, dtype=theta.dtype, device=theta.device)[:, None]
-    scale = inference.kl_weight / sizes  # [K, 1]
-    weight = scale / anchor.variance  # [K, P]
     loss = theta.new_zeros(len(theta))
-    # These buffers are reused in all steps: allocating memory costs more than the arithmetic.
-    gradients, sigmas = torch.empty_like(theta), torch.empty_like(weight)
     for batch in batches(inference, cohort):
         k = len(batch.sizes)
-        mean, sigma, gradient = theta[:k, 0], sigmas[:k], gradients[:k]
-        torch.exp(theta[:k, 1], out=sigma)
-        nll, d_mean, d_rho = _average(expected, inference.draws, mean, sigma, batch)
-        # d KL / d mean = (mean - m) / s^2;  d KL / d rho = sigma^2 / s^2 - 1
-        shift = torch.sub(mean, anchor.mean[:k], out=gradient[:, 1])
-        torch.addcmul(d_mean, shift, weight[:k], out=gradient[:, 0])
-        torch.addcmul(d_rho.sub_(scale[:k]), sigma.square_(), weight[:k], out=gradient[:, 1])
+        nll, gradient = objective(theta[:k], batch)
         optimiser.step(gradient if mask is None else gradient.mul_(mask))
         loss[:k] += nll
         if after_step is not None:
             after_step(theta[:k])
-            weight = scale / anchor.variance
+            objective.read_anchor()
     posterior = Gaussian(theta[:, 0], (2 * theta[:, 1]).exp())
-    return local_result(problem, cohort, posterior, mean_loss(loss, steps(inference, cohort)))
+    sent: Mapping[str, Tensor] = {}
+    if inference.personal_prior == "common" and problem.layout.personal_total:
+        sent = Memory(personal=posterior.split(problem.layout)[1]).pack()
+    mean = mean_loss(loss, steps(inference, cohort))
+    return local_result(problem, cohort, posterior, mean, sent)
+
+
+def mean_and_rho(posterior: Gaussian) -> Tensor:
+    """Return (mean, rho) ``[K, 2, P]`` of Gaussians ``[K, P]``, where rho = log sigma."""
+    rho = posterior.variance.sqrt().clamp_min(SMALLEST_SIGMA).log()
+    return torch.stack([posterior.mean, rho], dim=1)
+
+
+class Objective:
+    """The gradient of E_q[-log p(y | x, w)] + (kl_weight / n) KL(q || anchor), client by client.
+
+    The anchor ``[K, P]`` may change in place; call `read_anchor` afterwards.
+    """
+
+    def __init__(
+        self, inference: VariationalInference, problem: Problem, cohort: Cohort, anchor: Gaussian
+    ) -> None:
+        self._expected = estimators.estimator(
+            inference.estimator, problem, cohort.streams("noise"), cohort.x[0, :1]
+        )
+        self._draws, self._anchor = inference.draws, anchor
+        self._scale = inference.kl_weight / anchor.mean.new_tensor(cohort.sizes)[:, None]  # [K, 1]
+        # These buffers are reused in all steps: allocating memory costs more than the arithmetic.
+        self._weight, self._sigma = (torch.empty_like(anchor.variance) for _ in range(2))
+        self._gradient = torch.stack([self._weight, self._sigma], dim=1)
+        self.read_anchor()
+
+    def read_anchor(self) -> None:
+        """Take over the anchor's variances."""
+        torch.div(self._scale, self._anchor.variance, out=self._weight)
+
+    def __call__(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return E_q[NLL] ``[k]`` and the gradient ``[k, 2, P]`` at `theta`, the (mean, rho) of q.
+
+        The next call overwrites the gradient.
+        """
+        k = len(theta)
+        mean, sigma, gradient = theta[:, 0], self._sigma[:k], self._gradient[:k]
+        scale, weight = self._scale[:k], self._weight[:k]
+        torch.exp(theta[:, 1], out=sigma)
+        nll, d_mean, d_rho = _average(self._expected, self._draws, mean, sigma, batch)
+        # d KL / d mean = (mean - m) / s^2;  d KL / d rho = sigma^2 / s^2 - 1
+        shift = torch.sub(mean, self._anchor.mean[:k], out=gradient[:, 1])
+        torch.addcmul(d_mean, shift, weight, out=gradient[:, 0])
+        torch.addcmul(d_rho.sub_(scale), sigma.square_(), weight, out=gradient[:, 1])
+        return nll, gradient
 
 
 def _average(
@@ -198,6 +255,15 @@ def _average(
         for total, estimate in zip(totals, expected(mean, sigma, batch), strict=True):
             total.add_(estimate, alpha=1 / draws)
     return totals
+
+
+def _common(broadcast: Broadcast) -> Gaussian:
+    if not (found := within(broadcast.hyper, COMMON)):
+        raise OptionError(
+            "inference.personal_prior: common is not allowed with this --hyper, which does not "
+            "pool the clients' posteriors; allowed: --hyper continual, empirical-bayes or fixed"
+        )
+    return Gaussian.unpack(found)
 
 
 def _gaussian(posterior: Posterior) -> Gaussian:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from bflcore.models.base import Model
 from bflcore.models.user import UserModel, load_factory
-from bflcore.models.zoo import MLP, MODELS, LeNet, ResNet18, ResNet20, TwoCNN, TwoNN
+from bflcore.models.zoo import (
+    MLP,
+    MODELS,
+    VGG,
+    LeNet,
+    MobileNet,
+    ResNet18,
+    ResNet20,
+    StackedLSTM,
+    TwoCNN,
+    TwoNN,
+)
 
 __all__ = [
     "MLP",
     "MODELS",
+    "VGG",
     "LeNet",
+    "MobileNet",
     "Model",
     "ResNet18",
     "ResNet20",
+    "StackedLSTM",
     "TwoCNN",
     "TwoNN",
     "UserModel",

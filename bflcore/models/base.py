@@ -9,7 +9,7 @@ from bflcore.lazy import lazy
 from bflcore.options import Component
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from bflcore.models import networks
 else:
@@ -29,6 +29,12 @@ class Model(Component, abc.ABC):
 
         The network maps ``[B, *input_shape]`` to ``[B, outputs]`` (logits, or regression means).
         Raises `OptionError` if the model cannot handle this input shape.
+        """
+
+    def check_samples(self, x: Tensor) -> None:
+        """Raise `OptionError` if the model cannot read the values of the samples `x` ``[N, ...]``.
+
+        Called before the run with the samples of all clients. The default accepts all numbers.
         """
 
     def head(self, network: nn.Module) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from torch.nn import functional
 from bflcore.errors import OptionError
 
 __all__ = [
+    "VGG",
     "LeNet",
+    "MobileNet",
     "Perceptron",
     "ResNet20",
     "TwoCNN",
@@ -27,6 +30,7 @@ __all__ = [
     "last_linear",
     "normalisation",
     "resnet18",
+    "unbatchable",
 ]
 
 # Names of the running statistics in PyTorch's normalisation layers.
@@ -158,6 +162,97 @@ class ResNet20(nn.Module):
         return logits
 
 
+class Separable(nn.Module):
+    """A 3x3 convolution of each channel, then a 1x1 convolution: ``[B, inputs, H, W]`` -> the same.
+
+    Both are normalised and rectified. Reference: Howard et al. 2017, figure 3.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str, groups: int) -> None:
+        super().__init__()
+        bias = norm == "none"
+        self.depthwise = nn.Conv2d(inputs, inputs, 3, stride, padding=1, groups=inputs, bias=bias)
+        self.norm1 = normalisation(norm, groups, inputs)
+        self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=bias)
+        self.norm2 = normalisation(norm, groups, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[B, outputs, H', W']``; a stride of 2 halves height and width."""
+        x = functional.relu(self.norm1(self.depthwise(x)))
+        return functional.relu(self.norm2(self.pointwise(x)))
+
+
+class MobileNet(nn.Module):
+    """MobileNet: ``[B, C, H, W]`` -> ``[B, outputs]``.
+
+    A 3x3 convolution, 13 separable ones, then the mean over the image. `width` multiplies all
+    numbers of channels, which are rounded to multiples of 8. `small` leaves out the stride of the
+    first convolution. Reference: Howard et al. 2017, table 1 and section 3.3.
+    """
+
+    # Channels and stride of each separable convolution.
+    BLOCKS = (
+        *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
+        *((512, 1),) * 5,
+        *((1024, 2), (1024, 1)),
+    )
+
+    def __init__(
+        self, channels: int, outputs: int, width: float, norm: str, groups: int, small: bool
+    ) -> None:
+        super().__init__()
+        widths = [max(8, 8 * round(width * c / 8)) for c in (32, *(c for c, _ in self.BLOCKS))]
+        self.conv = nn.Conv2d(
+            channels, widths[0], 3, 1 if small else 2, padding=1, bias=norm == "none"
+        )
+        self.norm = normalisation(norm, groups, widths[0])
+        strides = (stride for _, stride in self.BLOCKS)
+        pairs = zip(pairwise(widths), strides, strict=True)
+        self.blocks = nn.Sequential(*(Separable(*pair, s, norm, groups) for pair, s in pairs))
+        self.head = nn.Linear(widths[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, outputs]``."""
+        x = self.blocks(functional.relu(self.norm(self.conv(x))))
+        logits: Tensor = self.head(x.mean((-2, -1)))
+        return logits
+
+
+class VGG(nn.Module):
+    """VGG: ``[B, C, H, W]`` -> ``[B, outputs]``.
+
+    Five stages of 3x3 convolutions with 64, 128, 256, 512 and 512 channels, each stage followed by
+    2x2 max pooling that keeps the rest of an odd side, so that 28, 32 and 64 pixels leave 1, 1 and
+    2. One linear layer on the mean over the image replaces the paper's three dense layers, which
+    hold 90 % of its parameters and are made for 224 pixels.
+    Reference: Simonyan and Zisserman 2015, table 1 (A, B and D).
+    """
+
+    # Convolutions per stage, by depth: with three dense layers, 11, 13 and 16 layers.
+    STAGES: ClassVar[dict[int, tuple[int, ...]]] = {
+        11: (1, 1, 2, 2, 2),
+        13: (2, 2, 2, 2, 2),
+        16: (2, 2, 3, 3, 3),
+    }
+
+    def __init__(self, channels: int, outputs: int, depth: int, norm: str, groups: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width, count in zip((64, 128, 256, 512, 512), self.STAGES[depth], strict=True):
+            for _ in range(count):
+                layers.append(nn.Conv2d(channels, width, 3, padding=1, bias=norm == "none"))
+                layers += [normalisation(norm, groups, width), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, outputs]``."""
+        logits: Tensor = self.head(self.features(x).mean((-2, -1)))
+        return logits
+
+
 def normalisation(norm: str, groups: int, channels: int) -> nn.Module:
     """Return a normalisation layer: ``group`` or ``none``."""
     return nn.Identity() if norm == "none" else nn.GroupNorm(groups, channels)
@@ -238,11 +333,48 @@ def check_network(network: nn.Module, samples: Tensor) -> None:
         )
 
 
+def unbatchable(network: nn.Module, samples: Tensor) -> str:
+    """Say where and why `torch.func.vmap` cannot run several networks at once; "" if it can.
+
+    The network is tried on `samples` ``[B, ...]``, as two clients with the same parameters. Code
+    that reads the value of a tensor, as ``.item()`` and ``if`` do, and some changes in place cannot
+    be batched.
+    """
+    parameters = {name: torch.stack([one.detach()] * 2) for name, one in network.named_parameters()}
+    entered: list[str] = []  # the modules that are running, innermost last
+
+    def leave(*_: object) -> None:
+        entered.pop()
+
+    handles = []
+    for path, module in network.named_modules():
+        enter = partial(lambda where, *_: entered.append(where), _describe(path, module))
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.func.vmap(partial(torch.func.functional_call, network))(
+                parameters, torch.stack([samples] * 2)
+            )
+    except Exception as error:  # noqa: BLE001 - a network may raise anything
+        why = f"{type(error).__name__}: {error}".partition("\n")[0].partition(". ")[0]
+        where = entered[-1] if entered else type(network).__name__
+        return f"{where} fails under torch.func.vmap ({why})"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ""
+
+
+def _describe(path: str, module: nn.Module) -> str:
+    name = type(module).__name__
+    return f"layer {path} ({name})" if path else name
+
+
 def _first(network: nn.Module, found: Callable[[nn.Module], bool]) -> str:
     """Return the path and type of the first module that `found` accepts, or an empty string."""
     for path, module in network.named_modules():
         if found(module):
-            return f"layer {path} ({type(module).__name__})" if path else type(module).__name__
+            return _describe(path, module)
     return ""
 
 

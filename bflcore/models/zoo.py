@@ -11,17 +11,30 @@ from bflcore.models.base import Model
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from bflcore.models import networks
+    from bflcore.models import networks, recurrent
 else:
     networks = lazy("bflcore.models.networks")
+    recurrent = lazy("bflcore.models.recurrent")
 
-__all__ = ["MLP", "MODELS", "LeNet", "ResNet18", "ResNet20", "TwoCNN", "TwoNN"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "VGG",
+    "LeNet",
+    "MobileNet",
+    "ResNet18",
+    "ResNet20",
+    "StackedLSTM",
+    "TwoCNN",
+    "TwoNN",
+]
 
 # torchvision's stem divides each side by 4 before the first residual block; smaller images would
 # shrink too much, so they get the stem of the CIFAR networks.
 SMALL_IMAGE = 64
+DEPTHS = (11, 13, 16)  # of VGG
 
 
 @component
@@ -127,7 +140,103 @@ class ResNet18(Model):
         return networks.resnet18(channels, outputs, self.groups, small)
 
 
-MODELS: tuple[type[Model], ...] = (MLP, TwoNN, TwoCNN, LeNet, ResNet20, ResNet18)
+@component
+class MobileNet(Model):
+    """Depthwise separable convolutions, with group norm (MobileNet, version 1)."""
+
+    name = "mobilenet"
+    reference = "Howard et al. 2017, table 1; group norm: Wu and He 2018"
+    width: float = option(
+        1.0, "width multiplier (channels are rounded to multiples of 8)", above=0, at_most=4
+    )
+    norm: str = option("group", "normalisation", choices=("group", "none"))
+    groups: int = option(
+        8, "number of groups in group norm (a divisor of 8)", at_least=1, at_most=8
+    )
+    small_images: bool = option(
+        True, f"first convolution without stride for images below {SMALL_IMAGE} pixels"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        _divides(self.groups, 8)
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for images ``[C, H, W]``; 3,216,650 parameters on CIFAR-10."""
+        # Three of the four or five strides leave one pixel of the smallest image.
+        channels, *sides = _image(self.name, input_shape, at_least=8)
+        small = self.small_images and min(sides) < SMALL_IMAGE
+        return networks.MobileNet(channels, outputs, self.width, self.norm, self.groups, small)
+
+
+@component
+class VGG(Model):
+    """Stages of 3x3 convolutions and pooling, with group norm and one linear layer."""
+
+    name = "vgg"
+    reference = "Simonyan and Zisserman 2015, table 1; group norm: Wu and He 2018"
+    depth: int = option(11, "number of layers in the paper (11, 13 or 16)", at_least=11, at_most=16)
+    norm: str = option("group", "normalisation", choices=("group", "none"))
+    groups: int = option(
+        32, "number of groups in group norm (a divisor of 64)", at_least=1, at_most=64
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.depth not in DEPTHS:
+            allowed = ", ".join(map(str, DEPTHS))
+            raise OptionError(f"depth: {self.depth} is not allowed; allowed: {allowed}")
+        _divides(self.groups, 64)
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for images ``[C, H, W]``; 9,228,362 parameters on CIFAR-10."""
+        # Three of the five poolings leave one pixel of the smallest image.
+        channels, _, _ = _image(self.name, input_shape, at_least=8)
+        return networks.VGG(channels, outputs, self.depth, self.norm, self.groups)
+
+
+@component
+class StackedLSTM(Model):
+    """LEAF's language model: an embedding of characters, layers of LSTM, a linear head."""
+
+    name = "stacked-lstm"
+    reference = "Caldas et al. 2018 (LEAF), after McMahan et al. 2017, section 3"
+    characters: int = option(80, "size of the vocabulary (LEAF's has 80 characters)", at_least=2)
+    embedding: int = option(8, "dimensions of the embedding", at_least=1)
+    hidden: int = option(256, "units per layer", at_least=1)
+    layers: int = option(2, "number of LSTM layers", at_least=1)
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the network for sequences ``[T]``; 817,872 parameters on Shakespeare."""
+        if len(input_shape) != 1 or input_shape[0] < 1:
+            raise OptionError(
+                f"model {self.name} needs sequences of characters [T]; the data has shape "
+                f"{input_shape}; choose --data shakespeare, or another model: bfl list model"
+            )
+        return recurrent.StackedLSTM(
+            self.characters, self.embedding, self.hidden, self.layers, outputs
+        )
+
+    def check_samples(self, x: Tensor) -> None:
+        """Raise `OptionError` unless all of `x` ``[N, T]`` are codes 0..characters-1."""
+        if len(x) and not ((x >= 0) & (x < self.characters) & (x == x.floor())).all():
+            raise OptionError(
+                f"model {self.name} reads character codes, whole numbers from 0 to "
+                f"{self.characters - 1}; the data has other values between {x.min():g} and "
+                f"{x.max():g}; choose --data shakespeare, raise model.characters, or choose "
+                "--model mlp"
+            )
+
+
+MODELS: tuple[type[Model], ...] = (
+    MLP,
+    TwoNN,
+    TwoCNN,
+    LeNet,
+    ResNet20,
+    ResNet18,
+    MobileNet,
+    VGG,
+    StackedLSTM,
+)
 
 
 def _flattened(model: str, shape: tuple[int, ...]) -> int:

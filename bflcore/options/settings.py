@@ -55,6 +55,11 @@ class DataSettings(Component):
     data: str = option("mnist5k", "data set, or path/to/data.npz")
     data_dir: str | None = option(None, "folder of the data set (none = where it is installed)")
     download: bool = option(False, "whether to download the data set if it is absent")
+    input_range: str = option(
+        "0,1",
+        "range of the inputs: `0,1` (as loaded) or `-1,1` (images only)",
+        choices=("0,1", "-1,1"),
+    )
     partition: str = option("iid", "division of the samples among clients: labels:5, ...")
     clients: int = option(10, "number of clients", at_least=1)
     novel_clients: int = option(0, "number of clients held out of training", at_least=0)
@@ -68,6 +73,12 @@ class DataSettings(Component):
         0.2,
         "fraction of a client's samples held out for testing (without --test-per-class)",
         above=0,
+        below=1,
+    )
+    validation_fraction: float = option(
+        0.0,
+        "fraction of a client's training samples held out for validation (0 = none)",
+        at_least=0,
         below=1,
     )
     label_noise: str | None = option(

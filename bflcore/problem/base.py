@@ -71,7 +71,7 @@ class Shares:
 
 @attrs.frozen(eq=False)
 class Problem:
-    """A network, its likelihood, and the training and test samples of every client.
+    """A network, its likelihood, and the samples of every client: training, test, validation.
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
@@ -92,6 +92,7 @@ class Problem:
     rounds: int = 0
     standardise: bool = False
     survey: Mapping[str, Tensor] = attrs.field(factory=dict)
+    validation: Shares | None = None
 
     @classmethod
     def assemble(
@@ -110,18 +111,21 @@ class Problem:
     ) -> Problem:
         """Combine a partitioned data set and a network; the last `novel` clients are held out.
 
-        Parameters, samples and real targets are converted to `dtype` (default: float32).
+        Parameters, samples and real targets are converted to `dtype` (default: float32), samples
+        only once they are gathered: bytes stay bytes until then (see `Dataset`).
         """
         dtype = dtype or torch.float32
 
-        def tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
+        def shares(x: object, y: object, indices: Sequence[Integers]) -> Shares:
             targets = torch.as_tensor(y)
             if targets.is_floating_point():
                 targets = targets.to(dtype)
-            return torch.as_tensor(x).to(dtype), targets
+            gathered = Shares.gather(torch.as_tensor(x), targets, indices, device)
+            return attrs.evolve(gathered, x=dataset.scaled(gathered.x).to(dtype))
 
-        train = tensors(dataset.x, dataset.y)
-        test = tensors(dataset.x_test, dataset.y_test) if partition.held_out else train
+        train = dataset.x, dataset.y
+        test = (dataset.x_test, dataset.y_test) if partition.held_out else train
+        held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
         trained = len(ids) - novel
@@ -129,14 +133,15 @@ class Problem:
             network,
             layout,
             likelihood,
-            train=Shares.gather(*train, partition.train, device),
-            test=Shares.gather(*test, partition.test, device),
+            train=shares(*train, partition.train),
+            test=shares(*test, partition.test),
             initial=layout.flatten(dict(network.named_parameters())),
             clients=ids[:trained],
             novel=ids[trained:],
             seed=seed,
             rounds=rounds,
             standardise=dataset.standardise,
+            validation=shares(*train, held) if held else None,
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
@@ -144,12 +149,18 @@ class Problem:
         if not survey:
             return self
         scaling = Scaling.of(survey) if self.standardise else None
-        train, test = (attrs.evolve(half, scaling=scaling) for half in (self.train, self.test))
-        return attrs.evolve(self, survey=survey, train=train, test=test)
+        train, test, *held = (attrs.evolve(part, scaling=scaling) for part in self.samples)
+        validation = held[0] if held else None
+        return attrs.evolve(self, survey=survey, train=train, test=test, validation=validation)
 
     def moments(self, client: int) -> dict[str, Tensor]:
         """Return what one client answers before all samples are standardised (see `Scaling`)."""
         return moments(*self.train.of(client))
+
+    @property
+    def samples(self) -> tuple[Shares, ...]:
+        """Training and test samples, and validation samples where there are any."""
+        return (self.train, self.test, *([self.validation] if self.validation else []))
 
     @property
     def device(self) -> torch.device:

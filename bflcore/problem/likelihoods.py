@@ -26,11 +26,19 @@ class Predictive:
 
     `draws` ``[K, S, B, C]`` are class probabilities, or means of the targets, one per draw S of the
     parameters. `noise` is the variance of the targets (regression), in squared target units:
-    one number, or one per client ``[K, ...]`` that broadcasts to ``[K, B, C]``.
+    one number, or one per client ``[K, ...]`` that broadcasts to ``[K, B, C]``. `closed_form`
+    ``[K, B, C]`` are class probabilities in closed form: they are the prediction if given, and the
+    draws only say how uncertain the parameters leave it.
     """
 
     draws: Tensor
     noise: Tensor | None = None
+    closed_form: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """The prediction ``[K, B, C]``: the closed form if there is one, else the draws' mean."""
+        return self.draws.mean(1) if self.closed_form is None else self.closed_form
 
 
 class Likelihood(Component, abc.ABC):
@@ -61,7 +69,8 @@ class Categorical(Likelihood):
 
     def predictive(self, outputs: Tensor) -> Predictive:
         """Return softmax probabilities ``[K, S, B, C]``."""
-        return Predictive(outputs.softmax(-1))
+        # A softmax over the last axis does not vectorise over a handful of classes.
+        return Predictive(outputs.mT.contiguous().softmax(-2).mT)
 
 
 @component

@@ -40,25 +40,29 @@ SPREAD = 1e-12  # relative to the sum of squares: a smaller spread is rounding e
 INTERVALS = (50, 90, 95)  # predictive intervals whose coverage is counted, in per cent
 
 
-def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -> dict[str, Tensor]:
+def classification_sums(
+    probabilities: Tensor, labels: Tensor, bins: int = 10, closed_form: Tensor | None = None
+) -> dict[str, Tensor]:
     """Sum the metrics of class predictions.
 
-    `probabilities` ``[S, B, C]`` are those of S parameter draws, `labels` ``[B]``. All metrics
-    refer to the mean prediction. Entropy is normalised by log C, mutual information is in nats;
-    aleatoric and epistemic are the traces of Kwon et al. 2020, eq. 4, and add up to 1 - sum p^2.
-    An empty batch gives zeros.
+    `probabilities` ``[S, B, C]`` are those of S parameter draws, `labels` ``[B]``. The prediction
+    p is the draws' mean, or `closed_form` ``[B, C]`` if given. Entropy is normalised by log C. The
+    decomposition of uncertainty always refers to the draws: mutual information is in nats, and
+    aleatoric and epistemic are the traces of Kwon et al. 2020, eq. 4, which add up to 1 - sum p^2
+    for the mean of the draws. An empty batch gives zeros.
     """
     import torch
 
     draws = probabilities.double()
-    p = draws.mean(0)
+    drawn = draws.mean(0)
+    p = drawn if closed_form is None else closed_form.double()
     classes = p.shape[1]
     confidence, top = p.max(1)
     hit = (top == labels).double()
     target = p.gather(1, labels[:, None])[:, 0]
     squares = p.square().sum(1)
     entropy = _entropy(p)
-    aleatoric = (1 - draws.square().sum(2)).mean(0)
+    aleatoric = (1 - torch.linalg.vecdot(draws, draws)).mean(0)
     sums = {
         "examples": hit.new_tensor(len(labels)),
         "accuracy": hit.sum(),
@@ -66,8 +70,8 @@ def classification_sums(probabilities: Tensor, labels: Tensor, bins: int = 10) -
         "brier": (squares - 2 * target + 1).sum(),
         "entropy": entropy.sum() / math.log(classes),
         "aleatoric": aleatoric.sum(),
-        "epistemic": (1 - squares - aleatoric).sum(),
-        "mutual_information": (entropy - _entropy(draws).mean(0)).sum(),
+        "epistemic": (1 - drawn.square().sum(1) - aleatoric).sum(),
+        "mutual_information": (_entropy(drawn) - _entropy(draws).mean(0)).sum(),
     }
     if classes > 5:
         sums["top5"] = (p.topk(5, dim=1).indices == labels[:, None]).any(1).sum().double()

@@ -55,6 +55,7 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         runs=[_details(run) for run in runs],
         final=_table([row_of(run) for run in runs]),
         best=_table([_best(run) for run in runs]),
+        chosen=dict.fromkeys(_chosen(run) for run in runs),
         learning_curves=plots.learning_curves(runs),
         reliability=plots.reliability(runs) if classifies else "",
         retention=plots.retention(runs) if classifies else "",
@@ -107,6 +108,14 @@ def _best(run: Run) -> dict[str, Any]:
         if key.startswith("personal.")
     }
     return {"run": run.label, "round": best["round"], **values}
+
+
+def _chosen(run: Run) -> str:
+    """Say on which samples the best round was chosen, and what that makes of its test metrics."""
+    chosen: str = run.summary["best"]["chosen"]
+    if chosen.endswith("validation data"):
+        return f"{run.label}: {chosen}."
+    return "The best value was chosen on test data: an upper bound, not a result to report."
 
 
 def _clients(run: Run) -> dict[str, Any]:

@@ -33,13 +33,13 @@ NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMS
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
-    """Draw the main metrics over rounds: personal models solid, the server's dashed."""
+    """Draw the main metrics over rounds; dashed: the server's model, dotted: validation."""
     names = ("accuracy", "nll", "ece") if runs[0].classifies else ("rmse", "nll", "coverage90")
     with mpl.rc_context(STYLE):
         figure, axes = _figure(len(names))
         for axis, name in zip(axes, names, strict=True):
             for run, colour in zip(runs, cycle(COLOURS), strict=False):
-                for group, dashes in (("personal", "-"), ("global", "--")):
+                for group, dashes in (("personal", "-"), ("global", "--"), ("validation", ":")):
                     _series(axis, run, f"{group}.{name}", colour, dashes, group)
             axis.set_xlabel("round")
             axis.set_title(NAMES.get(name, name))

@@ -24,6 +24,8 @@ CLASSIFICATION = {
     "Brier": ("personal.brier", "pooled", "{:.4f}"),
     "global accuracy": ("global.accuracy", "pooled", "{:.4f}"),
     "novel accuracy": ("novel.accuracy", "mean", "{:.4f}"),
+    "validation accuracy": ("validation.accuracy", "mean", "{:.4f}"),
+    "validation NLL": ("validation.nll", "pooled", "{:.4f}"),
 }
 REGRESSION = {
     "RMSE": ("personal.rmse", "mean", "{:.4f}"),
@@ -31,6 +33,8 @@ REGRESSION = {
     "NLL": ("personal.nll", "pooled", "{:.4f}"),
     "coverage 90": ("personal.coverage90", "pooled", "{:.3f}"),
     "novel RMSE": ("novel.rmse", "mean", "{:.4f}"),
+    "validation RMSE": ("validation.rmse", "mean", "{:.4f}"),
+    "validation NLL": ("validation.nll", "pooled", "{:.4f}"),
 }
 
 

@@ -26,7 +26,8 @@ ROUNDS = 8
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     """Yield the checks of an inference."""
     yield from (inputs_stay_untouched, survey_is_a_sum_over_clients)
-    yield from (results_have_the_declared_family, keeps_the_dtype, repeats_itself)
+    yield from (results_have_the_declared_family, certainty_is_declared)
+    yield from (keeps_the_dtype, repeats_itself)
     yield global_randomness_stays_untouched
     yield from (a_cohort_is_its_clients_alone, padding_is_never_read, order_is_irrelevant)
     yield from (no_data_gives_the_prior_back, loss_falls, memory_survives_storage)
@@ -96,6 +97,18 @@ def results_have_the_declared_family(part: Part) -> None:
     if result.examples.tolist() != list(cohort.sizes):
         raise AssertionError(
             f"examples are {result.examples.tolist()}, not the sizes {list(cohort.sizes)}"
+        )
+
+
+def certainty_is_declared(part: Part) -> None:
+    """`leaves_certain` says whether `fit` gives some parameters a variance of zero."""
+    inference, of, broadcast, cohort = _case(part)
+    variance = inference.fit(of, broadcast, cohort).posterior.pack().get("variance")
+    certain = variance is not None and bool((variance == 0).any())
+    if certain != inference.leaves_certain:
+        raise AssertionError(
+            f"leaves_certain is {inference.leaves_certain}, but fit gives "
+            f"{'a' if certain else 'no'} variance of zero; declare it"
         )
 
 
@@ -281,7 +294,10 @@ def _predicted(
     inference: LocalInference, of: Problem, broadcast: Broadcast, cohort: Cohort
 ) -> Tensor:
     x = torch.stack([of.train.of(client)[0][:3] for client in cohort.clients])
-    return inference.predict(of, broadcast, cohort, x).draws
+    found = inference.predict(of, broadcast, cohort, x)
+    if found.closed_form is None:
+        return found.draws
+    return torch.cat([found.draws, found.closed_form[:, None]], dim=1)  # checked like a draw
 
 
 def _check(draws: Tensor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bflcore.errors import OptionError
 from bflcore.models.base import Model
@@ -62,8 +62,7 @@ def samples_are_independent(part: Part) -> None:
     """
     for choice in _choices(part):
         for shape, network in _built(choice):
-            samples = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-            check_network(network, samples)
+            check_network(network, _samples(choice, shape))
 
 
 def repeats_itself(part: Part) -> None:
@@ -80,6 +79,16 @@ def repeats_itself(part: Part) -> None:
 @lru_cache(maxsize=1)  # a part's checks follow each other, and large networks take long to build
 def _networks(part: Part) -> tuple[tuple[tuple[int, ...], nn.Module], ...]:
     return tuple(_built(part()))
+
+
+def _samples(model: Model, shape: tuple[int, ...]) -> Tensor:
+    """Return two samples ``[2, *shape]``: normal, or codes 0 and 1 where the model reads codes."""
+    normal = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    try:
+        model.check_samples(normal)
+    except OptionError:
+        return (normal > 0).to(normal.dtype)
+    return normal
 
 
 def _choices(part: Part) -> Iterator[Model]:

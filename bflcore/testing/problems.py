@@ -57,7 +57,7 @@ C = TypeVar("C", bound=Component)
 
 SIZES = (9, 6, 3)  # samples per client of `separable`
 IMAGE = (2, 4, 4)  # shape of an input of `convolutional`
-QUICK: dict[str, object] = {"local_epochs": 2, "batch_size": 4, "lr": 0.01}
+QUICK: dict[str, object] = {"local_epochs": 2, "batch_size": 4, "lr": 0.01, "predict_draws": 4}
 
 
 class Replies(Session):

@@ -94,6 +94,17 @@ def test_parts_swap(bfl, tmp_path, swap):
     assert json.loads(out)["rounds"] == 1
 
 
+def test_the_input_range_is_recorded_and_impossible_ones_are_one_line(bfl, tmp_path):
+    images = ("--data", "digits", "--clients", "3", "--rounds", "1", "--local-epochs", "1")
+    assert bfl("run", "fedavg", *images, "--input-range", "-1,1", "--out", "run", "--quiet")[0] == 0
+    stored = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
+    assert stored["data"]["input_range"] == "-1,1"
+    status, _, err = bfl("run", "fedavg", *QUICK, "--input-range=-1,1", "--out", "table")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--input-range" in err
+    assert not (tmp_path / "table").exists()
+
+
 def test_a_weighting_without_effect_is_noted(bfl):
     status, _, err = bfl(
         "run",
@@ -172,6 +183,29 @@ def test_a_users_own_model_runs(bfl, tmp_path):
     )
     status, _, err = bfl("run", "fedavg", *QUICK, "--model", "cli_networks:make", "--out", "run")
     assert status == 0, err
+
+
+def test_a_network_that_cannot_be_batched_is_warned_of_once_and_runs(bfl, tmp_path):
+    (tmp_path / "cli_gates.py").write_text(
+        "from torch import nn\n"
+        "class Gate(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x / max(1.0, x.max().item())\n"
+        "def make(input_shape, outputs):\n"
+        "    return nn.Sequential(Gate(), nn.Linear(input_shape[0], outputs))\n"
+    )
+    words = ("run", "fedavg", *QUICK, "--model", "cli_gates:make", "--quiet")
+    status, out, err = bfl(*words, "-o", "engine.chunk=3", "--out", "together")
+    assert (status, out) == (0, "")
+    (line,) = err.splitlines()
+    assert line.startswith(
+        "warning: the 3 clients of a training step are trained one after another"
+    )
+    assert "layer 0 (Gate)" in line
+    stored = json.loads((tmp_path / "together" / "environment.json").read_text())["warnings"]
+    assert [f"warning: {text}" for text in stored] == [line]
+    assert bfl(*words, "--out", "alone") == (0, "", "")
+    assert records(tmp_path / "alone") == records(tmp_path / "together")
 
 
 MISTAKES = {

@@ -1,3 +1,4 @@
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -145,6 +146,18 @@ def test_a_client_of_one_sample_trains_on_it():
     assert [len(t) for t in part.test] == [0] * 4
 
 
+def test_held_out_samples_of_natural_owners_stay_with_them():
+    owned = {"client": np.arange(200) % 3, "client_test": np.arange(30) % 3}
+    data = dataset(200, x_test=np.zeros((30, 3)), y_test=np.arange(30) % 10, **owned)
+    part = divide(data, Natural(), 2, rng())
+    assert [tests.tolist() for tests in part.test] == [list(range(k, 30, 3)) for k in range(2)]
+    # A share of several owners is tested on its classes, whoever owns them.
+    mixed = divide(data, Labels(k=2), 5, rng())
+    assert [sorted(set(data.y_test[tests])) for tests in mixed.test] == [
+        sorted(set(data.y[trains])) for trains in mixed.train
+    ]
+
+
 def test_a_held_out_split_is_never_trained_on_and_matches_the_clients_classes():
     data = dataset(x_test=np.zeros((30, 3)), y_test=np.arange(30) % 10)
     part = divide(data, Labels(k=2), 5, rng())
@@ -152,6 +165,7 @@ def test_a_held_out_split_is_never_trained_on_and_matches_the_clients_classes():
     assert sum(map(len, part.train)) == 200
     for client, tests in enumerate(part.test):
         assert set(data.y_test[tests]) == {2 * client, 2 * client + 1}
+    assert sum(map(len, part.test)) == 30
 
 
 def test_a_client_without_samples_is_refused_by_name():
@@ -177,6 +191,17 @@ def test_a_saved_partition_is_read_back(tmp_path):
     part.save(tmp_path / "partition.npz")
     back = Partition.load(tmp_path / "partition.npz")
     assert back.held_out is False
+    assert back.validation == ()
     assert back.clients == part.clients == 5
     for mine, theirs in zip(part.train + part.test, back.train + back.test, strict=True):
         assert np.array_equal(mine, theirs)
+
+
+def test_a_saved_validation_split_is_read_back(tmp_path):
+    part = Partition((np.array([3, 1]), np.array([2])), (np.array([5]),) * 2, True)
+    part = attrs.evolve(part, validation=(np.array([4]), np.array([], np.int64)))
+    part.save(tmp_path / "partition.npz")
+    back = Partition.load(tmp_path / "partition.npz")
+    assert [samples.tolist() for samples in back.validation] == [[4], []]
+    assert [samples.tolist() for samples in back.train] == [[3, 1], [2]]
+    assert back.held_out is True

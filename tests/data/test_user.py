@@ -99,3 +99,15 @@ def test_a_member_that_is_no_array_is_named(tmp_path):
         archive.writestr("y", b"hello")
     with pytest.raises(DataError, match="x is not an array"):
         load_npz(tmp_path / "own.npz")
+
+
+def test_owners_of_test_samples_come_with_owners_of_samples(tmp_path):
+    test = {"x_test": X[:2], "y_test": np.array([1, 0]), "client_test": np.array([2, 0])}
+    data = load_npz(save(tmp_path, x=X, y=Y, client=Y, **test))
+    assert data.client_test.tolist() == [2, 0]
+    with pytest.raises(DataError, match="client_test needs client and x_test"):
+        load_npz(save(tmp_path, x=X, y=Y, **test))
+    with pytest.raises(DataError, match="x_test has 2 samples, client_test has 1"):
+        load_npz(save(tmp_path, x=X, y=Y, client=Y, **test | {"client_test": np.array([2])}))
+    with pytest.raises(DataError, match="client_test must be a vector of integers"):
+        load_npz(save(tmp_path, x=X, y=Y, client=Y, **test | {"client_test": np.array([0.5, 1])}))

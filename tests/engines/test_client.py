@@ -1,16 +1,21 @@
 """What a client does in a round: fit, personalise, predict, sum its metrics."""
 
 import attrs
+import pytest
+import torch
 
 from bflcore import (
     Average,
     Equal,
     Fixed,
     Map,
+    Predictive,
 )
 from bflcore.engines.local import Local
+from bflcore.problem import metrics
+from bflcore.problem.base import Shares
 from bflcore.rounds import Recipe, begin
-from bflcore.testing.problems import problem
+from bflcore.testing.problems import difference, problem
 
 
 def test_evaluation_blames_its_client():
@@ -50,3 +55,55 @@ def test_a_novel_client_adapts_its_head_before_it_predicts():
     with Local(workers=1).open(strangers, inference, 10) as session:
         (untouched,) = session.evaluate(broadcast, (2,))
     assert float(adapted.personal["nll"]) < float(untouched.personal["nll"])
+
+
+def with_validation(of, sizes):
+    """Let clients validate on copies of their first samples."""
+    rows = [list(range(of.train.start[k], of.train.start[k] + n)) for k, n in enumerate(sizes)]
+    return attrs.evolve(of, validation=Shares.gather(of.train.x, of.train.y, rows))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_validation_samples_are_evaluated_as_test_samples_would_be(workers):
+    of, inference = problem(), Map(local_epochs=1)
+    held = with_validation(of, (3, 2, 0))
+    as_test = attrs.evolve(of, test=held.validation)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=workers).open(held, inference, 10) as session:
+        found = list(session.evaluate(broadcast, of.clients))
+    with Local(workers=1).open(as_test, inference, 10) as session:
+        expected = list(session.evaluate(broadcast, of.clients))
+    assert [e.client for e in found if not e.validation] == [0, 1, 2]
+    validated = [attrs.evolve(e, validation=False) for e in found if e.validation]
+    assert [e.client for e in validated] == [0, 1]
+    assert not difference(validated, expected)
+
+
+def test_a_client_without_test_samples_can_still_validate():
+    of, inference = problem(), Map(local_epochs=1)
+    nobody = Shares.gather(of.test.x, of.test.y, [[]] * 3)
+    held = attrs.evolve(with_validation(of, (2, 2, 1)), test=nobody)
+    with Local(workers=1).open(held, inference, 10) as session:
+        recipe = Recipe(inference, Average(), Equal(), Fixed())
+        found = list(session.evaluate(begin(recipe, held), held.clients))
+    assert [(e.client, e.validation) for e in found] == [(0, True), (1, True), (2, True)]
+
+
+def test_a_prediction_in_closed_form_is_what_is_evaluated():
+    @attrs.frozen(kw_only=True)
+    class Sure(Map):
+        """Predicts the first class; its draws are undecided."""
+
+        def predict(self, problem, broadcast, cohort, x):
+            closed = torch.tensor([0.9, 0.1]).expand(1, x.shape[1], 2)
+            draws = torch.stack([closed, closed.flip(-1)], dim=1)
+            return Predictive(draws, closed_form=closed)
+
+    of, inference = problem(), Sure()
+    recipe = Recipe(inference, Average(), Equal(), Fixed())
+    with Local(workers=1).open(of, inference, 10) as session:
+        (found,) = session.evaluate(begin(recipe, of), (0,))
+    y = of.test.of(0)[1]
+    result = metrics.metrics_of(found.personal)
+    assert result["accuracy"] == pytest.approx(float((y == 0).double().mean()))
+    assert result["epistemic"] == pytest.approx(2 * 0.4**2)  # the variances of 0.9, 0.1

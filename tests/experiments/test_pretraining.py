@@ -11,6 +11,7 @@ import torch
 from bflcore import Broadcast, Cohort, Continual, Fixed, Gaussian, Map, RunError, Variational
 from bflcore.cli import main
 from bflcore.experiments.pretraining import pool_samples, pretrain
+from bflcore.problem.base import Shares
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, begin
 from bflcore.testing.problems import problem
@@ -183,3 +184,13 @@ def test_no_share_of_the_samples_is_refused(value, tmp_path, monkeypatch, capsys
     assert "--pretrain" in err
     assert "allowed: " in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_pool_holds_no_validation_samples():
+    of = problem(sizes=(40, 30))
+    own = [list(range(5, 40)), list(range(45, 70))]
+    held = [list(range(5)), list(range(40, 45))]
+    train, validation = (Shares.gather(of.train.x, of.train.y, part) for part in (own, held))
+    pooled = pool_samples(attrs.evolve(of, train=train, validation=validation), 1.0)
+    assert pooled.train.size(SERVER) == 60
+    assert not rows(pooled.train.x) & rows(validation.x)

@@ -12,11 +12,12 @@ from bflcore.problem import metrics
 from bflcore.rounds import Round
 
 
-def evaluation(client, hits, total=10):
+def evaluation(client, hits, total=10, shared=None, **more):
     """Return an evaluation in which so many of the predictions are right."""
     labels = torch.zeros(total, dtype=torch.int64)
     certain = torch.tensor([[0.9, 0.1]] * hits + [[0.2, 0.8]] * (total - hits))
-    return Evaluation(client, metrics.classification_sums(certain[None], labels), None)
+    sums = metrics.classification_sums(certain[None], labels)
+    return Evaluation(client, sums, shared and sums, **more)
 
 
 def done(*dropped):
@@ -79,3 +80,56 @@ def test_the_summary_keeps_the_final_round_and_the_best_apart():
     assert summary["final"]["round"] == summary["rounds"] == 3
     assert summary["best"]["round"] == 2
     assert "chosen on test data" in summary["best"]["chosen"]
+
+
+def validated(records, number, hits, held):
+    """Add an evaluation of three clients, the last of which is novel."""
+    replies = [evaluation(client, n, shared=True) for client, n in enumerate(hits)]
+    replies += [
+        evaluation(client, n, 5, shared=client < 2, validation=True)
+        for client, n in enumerate(held)
+    ]
+    return records.add_evaluation(number, 0.5, {}, replies, {2})
+
+
+def test_validation_samples_have_metrics_of_their_own():
+    records = Records("m")
+    record = validated(records, 1, (10, 5, 1), (4, 2, 5))
+    pooled = {key: value["pooled"] for key, value in record.items() if key.endswith("accuracy")}
+    assert pooled == pytest.approx(
+        {
+            "personal.accuracy": 0.75,
+            "global.accuracy": 0.75,
+            "novel.accuracy": 0.1,
+            "validation.accuracy": 0.6,
+            "validation.global.accuracy": 0.6,
+            "validation.novel.accuracy": 1.0,
+        }
+    )
+    clients = records.evaluation["validation"]["clients"]
+    assert [(entry["client"], entry["examples"]) for entry in clients] == [(0, 5), (1, 5)]
+    assert records.evaluation["validation.novel"]["clients"][0]["accuracy"] == 1
+    assert records.summary()["final"]["validation.accuracy"] == record["validation.accuracy"]
+
+
+def test_the_best_round_is_chosen_on_validation_samples_where_there_are_any():
+    records = Records("m")
+    for number, hits, held in ((1, 9, 2), (2, 5, 5), (3, 6, 4)):
+        validated(records, number, (hits,) * 3, (held,) * 3)
+    best = records.summary()["best"]
+    assert best["round"] == 2
+    assert best["chosen"] == (
+        "the evaluated round with the best validation.accuracy, chosen on validation data"
+    )
+
+
+def test_curves_of_validation_samples_are_kept_apart():
+    records, sums = Records("m"), evaluation(0, 4, 5).personal
+    curves = {"lambda": {0.0: sums, 1.0: sums}}
+    replies = [
+        evaluation(0, 10, curves={"lambda": {0.0: evaluation(0, 10).personal}}),
+        evaluation(0, 4, 5, curves=curves, validation=True),
+    ]
+    records.add_evaluation(1, 0.5, {}, replies, ())
+    assert records.evaluation["curves"]["lambda"]["values"] == [0.0]
+    assert records.evaluation["validation.curves"]["lambda"]["pooled"]["accuracy"] == [0.8, 0.8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bflcore.data import Partition
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
@@ -49,3 +50,41 @@ def test_every_method_goes_on_bit_for_bit(tmp_path, monkeypatch, method):
     assert checkpoint(cut.path)[0] == 2
     execute(prepare(resolve(registry, method, {}, flags)), cut)
     same(cut.path, whole.path)
+
+
+def test_a_run_with_validation_samples_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    registry = load_registry()
+    flags = {
+        "rounds": 4,
+        "eval_every": 1,
+        "pretrain": 0.5,
+        "data": {
+            "data": "synthetic",
+            "partition": "natural",
+            "clients": 3,
+            "novel_clients": 1,
+            "validation_fraction": 0.25,
+        },
+        "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
+        "model": {"name": "mlp", "hidden": (5,)},
+        "inference": {"local_epochs": 1},
+        "engine": {"workers": 1},
+    }
+    prepared = prepare(resolve(registry, "fedavg", {}, flags))
+    whole = RunDirectory.create(tmp_path / "whole", prepared, registry)
+    cut = RunDirectory.create(tmp_path / "cut", prepared, registry)
+    summary = execute(prepared, whole)
+    for group in ("validation", "validation.global", "validation.novel"):
+        assert f"{group}.nll" in summary["final"]
+    assert summary["best"]["chosen"].endswith("chosen on validation data")
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (Checkpoints, "write"), 3)
+        with pytest.raises(Killed):
+            execute(prepared, cut)
+    stored = Partition.load(cut.path / "partition.npz")
+    assert [len(samples) for samples in stored.validation] == [4, 4, 4]
+    execute(prepare(resolve(registry, "fedavg", {}, flags)), cut)
+    same(cut.path, whole.path)
+    flags["data"]["validation_fraction"] = 0.5
+    other = prepare(resolve(registry, "fedavg", {}, flags))
+    assert "the data or its partition" in str(cut.changes(other, registry))

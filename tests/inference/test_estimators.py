@@ -387,3 +387,43 @@ def test_flipout_gives_all_rows_that_a_linear_layer_sees_of_a_sample_the_same_si
     for left, right in zip(flipped, plain, strict=True):
         error = ((left.var(0) + right.var(0)) / 2000).sqrt()
         assert bool(((left.mean(0) - right.mean(0)).abs() < 5 * error).all())
+
+
+class Recurrent(nn.Module):
+    """Codes, an embedding, a linear layer that runs once per step, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(3, 2)
+        self.step = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x):
+        state = x.new_zeros(len(x), 2)
+        for code in x.long().remainder(3).unbind(1):
+            state = torch.tanh(self.embedding(code) + self.step(state))
+        return self.head(state)
+
+
+@pytest.mark.parametrize("name", ["local-reparameterisation", "flipout"])
+def test_layers_that_run_several_times_and_embeddings_are_drawn_whole(name):
+    of = problem(Recurrent(), sizes=(6,), shape=(4,), head="head")
+    x, source, local = whole(of).x[0], Noise(streams(1)), name != "flipout"
+    noise = [normals(source, len(x), 2) for _ in range(1 if local else 2)]
+    eps = normals(source, of.layout.total)
+
+    def replace(m, s):
+        weight, bias = own(of, m, "head")
+        spread, bias_spread = own(of, s if local else s * eps, "head")
+
+        def noisy(inputs):
+            center = inputs @ weight.T + bias
+            if local:
+                variance = inputs.square() @ spread.square().T + bias_spread.square()
+                return center + variance.sqrt() * noise[0]
+            sign_in, sign_out = (torch.where(each < 0, -1.0, 1.0) for each in noise)
+            return center + sign_out * ((sign_in * inputs) @ spread.T + bias_spread)
+
+        return noisy
+
+    compare(of, name, lambda m, s: forward_with(of, m + s * eps, {"head": replace(m, s)}, x))

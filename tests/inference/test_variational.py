@@ -338,6 +338,38 @@ def test_draws_of_a_prediction_do_not_depend_on_how_the_samples_are_divided():
     torch.testing.assert_close(parts, whole, rtol=1e-13, atol=0)
 
 
+def test_a_prediction_averages_over_fifty_draws_unless_told_otherwise():
+    of, inference = problem(), Variational()
+    members, sent = cohort(of, inference), first_broadcast(inference, of)
+    assert inference.predict(of, sent, members, members.x).draws.shape == (3, 50, 7, 2)
+
+
+def test_a_draw_is_a_network_with_the_noise_of_the_clients_stream():
+    of, inference = problem(sharing="body"), Variational(initial_sigma=0.5, predict_draws=3)
+    members, sent = cohort(of, inference), first_broadcast(inference, of)
+    found = inference.predict(of, sent, members, members.x).draws
+    for row, stream in enumerate(members.streams("predict")):
+        for s in range(3):
+            eps = torch.empty_like(of.initial).normal_(generator=stream)
+            outputs = of.forward((of.initial + 0.5 * eps)[None], members.x[row : row + 1])
+            torch.testing.assert_close(found[row, s], outputs[0].softmax(-1))
+
+
+def test_the_memory_of_a_prediction_does_not_grow_with_the_draws(monkeypatch):
+    of, inference = problem(), Variational(predict_draws=7)
+    members, sent = cohort(of, inference), first_broadcast(inference, of)
+    sizes = []
+    forward = type(of).forward
+
+    def recorded(self, weights, x):
+        sizes.append(tuple(weights.shape))
+        return forward(self, weights, x)
+
+    monkeypatch.setattr(type(of), "forward", recorded)
+    inference.predict(of, sent, members, members.x)
+    assert sizes == [(3, of.layout.total)] * 7
+
+
 def test_clients_and_draws_of_a_prediction_differ():
     of, inference = problem(), Variational(initial_sigma=0.5, predict_draws=4)
     members, sent = cohort(of, inference), first_broadcast(inference, of)

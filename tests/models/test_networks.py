@@ -10,13 +10,16 @@ from torch import nn
 
 from bflcore.errors import OptionError
 from bflcore.models.networks import (
+    VGG,
     LeNet,
+    MobileNet,
     Perceptron,
     Residual,
     ResNet20,
     TwoCNN,
     check_network,
     last_linear,
+    unbatchable,
 )
 
 GROUPS = 4
@@ -78,6 +81,34 @@ def resnet20_reference(x, weights):
     return dense(x.mean((1, 2)), weights, "head")
 
 
+def mobilenet_reference(x, weights):
+    x = relu(group_norm(convolve(x, weights, "conv", 1, 1), weights, "norm"))
+    for i in range(13):
+        block, stride = f"blocks.{i}", 2 if i in (1, 3, 5, 11) else 1
+        # Each channel by itself: a kernel that is zero for all other channels.
+        each = weights[f"{block}.depthwise.weight"][:, 0]
+        kernel = np.zeros((len(x), len(x), 3, 3))
+        kernel[np.arange(len(x)), np.arange(len(x))] = each
+        x = convolve(x, {"wide.weight": kernel}, "wide", 1, stride)
+        x = relu(group_norm(x, weights, f"{block}.norm1"))
+        x = convolve(x, weights, f"{block}.pointwise", 0)
+        x = relu(group_norm(x, weights, f"{block}.norm2"))
+    return dense(x.mean((1, 2)), weights, "head")
+
+
+def vgg_reference(x, weights):
+    convolutions = sorted(
+        int(name.split(".")[1]) for name, value in weights.items() if value.ndim == 4
+    )
+    for i in convolutions:
+        x = convolve(x, weights, f"features.{i}", 1)
+        x = relu(group_norm(x, weights, f"features.{i + 1}"))
+        if i + 3 not in convolutions:  # the end of a stage; an odd side keeps its last pixel
+            odd = [(0, side % 2) for side in x.shape[1:]]
+            x = pool(np.pad(x, ((0, 0), *odd)))  # rectified values are at least the padding
+    return dense(x.mean((1, 2)), weights, "head")
+
+
 def scattered(network):
     """Give every parameter, scales and shifts included, a value of its own."""
     generator = torch.Generator().manual_seed(0)
@@ -102,8 +133,14 @@ def samples(*shape):
         (lambda: LeNet(2, 15, 40, 3), (2, 15, 40), lambda x, w: lenet_reference(x, w, 2)),
         (lambda: TwoCNN(1, 8, 11, 5), (1, 8, 11), two_cnn_reference),
         (lambda: ResNet20(3, 10, "group", GROUPS), (3, 11, 8), resnet20_reference),
+        (
+            lambda: MobileNet(3, 10, 0.25, "group", GROUPS, small=True),
+            (3, 17, 24),
+            mobilenet_reference,
+        ),
+        (lambda: VGG(3, 5, 11, "group", GROUPS), (3, 9, 14), vgg_reference),
     ],
-    ids=["lenet-28", "lenet-32", "lenet-oblong", "two-cnn", "resnet20"],
+    ids=["lenet-28", "lenet-32", "lenet-oblong", "two-cnn", "resnet20", "mobilenet", "vgg"],
 )
 def test_convolutional_networks_equal_a_reference_in_numpy(build, shape, reference):
     network, weights = scattered(build())
@@ -245,3 +282,66 @@ def test_layers_of_one_sample_alone_are_accepted():
         nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm([3, 4, 4]), nn.InstanceNorm2d(3), constant),
         torch.randn(2, 3, 4, 4),
     )
+
+
+class Gate(nn.Module):
+    """Scales its inputs by their largest value, as a Python number."""
+
+    def forward(self, x):
+        return x / max(1.0, x.max().item())
+
+
+class Branch(nn.Module):
+    """Takes one of two ways, by the sign of a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Tanh(), nn.Sequential(nn.ReLU())])
+
+    def forward(self, x):
+        return self.ways[0](x) if x.sum() > 0 else self.ways[1](x)
+
+
+class Whole(nn.Module):
+    """Branches itself, outside of all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        logits = self.head(x)
+        return logits if logits.sum() > 0 else -logits
+
+
+@pytest.mark.parametrize(
+    ("network", "where", "why"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.Sequential(Gate(), nn.ReLU())), "layer 1.0 (Gate)",
+         "item()"),
+        (nn.Sequential(Branch(), nn.Linear(4, 2)), "layer 0 (Branch)", "control flow"),
+        (Whole(), "Whole", "control flow"),
+    ],
+)  # fmt: skip
+def test_a_network_that_cannot_be_batched_over_clients_is_described_by_the_layer(
+    network, where, why
+):
+    found = unbatchable(network, torch.randn(2, 4))
+    assert found.startswith(f"{where} fails under torch.func.vmap (RuntimeError: vmap: ")
+    assert why in found
+    assert "\n" not in found
+    assert unbatchable(network, torch.randn(2, 4)) == found  # no hooks are left behind
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (Perceptron(4, (3,), 2), (4,)),
+        (TwoCNN(1, 8, 8, 2), (1, 8, 8)),
+        (LeNet(1, 28, 28, 2), (1, 28, 28)),
+        (ResNet20(3, 2), (3, 8, 8)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_networks_of_the_core_can_be_batched_over_clients(network, shape):
+    assert unbatchable(network, torch.randn(2, *shape)) == ""

@@ -36,3 +36,10 @@ def test_settings_out_of_bounds_are_refused(wrong):
 def test_some_samples_train_and_some_are_held_out(fraction):
     with pytest.raises(OptionError, match="--test-fraction"):
         build(DataSettings, {"test_fraction": fraction}, "--")
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_not_all_training_samples_can_validate(fraction):
+    assert DataSettings().validation_fraction == 0
+    with pytest.raises(OptionError, match="--validation-fraction: .*; allowed: "):
+        build(DataSettings, {"validation_fraction": fraction}, "--")

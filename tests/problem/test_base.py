@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from bflcore.problem import Shares
+from bflcore.data import Dataset, Partition
+from bflcore.layout import Layout
+from bflcore.problem import Problem, Shares
+from bflcore.problem.likelihoods import Categorical
 from bflcore.testing.problems import IMAGE, convolutional, dense, normal, problem
 
 
@@ -62,3 +66,16 @@ def test_draws_are_run_one_by_one():
     assert found.shape == (2, 3, 4, 2)
     for s in range(3):
         torch.testing.assert_close(found[:, s], of.forward(draws[:, s], x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_become_numbers_once_they_are_gathered(dtype):
+    pixels = np.arange(12, dtype=np.uint8).reshape(4, 3)
+    data = Dataset("bytes", "classification", pixels, np.arange(4) % 2, 2, unit=255.0)
+    partition = Partition((np.array([2, 0]),), (np.array([1]),))
+    network = dense()
+    of = Problem.assemble(data, partition, network, Layout.of(network), Categorical(), dtype=dtype)
+    assert of.train.x.dtype == of.test.x.dtype == dtype
+    expected = torch.tensor([[6.0, 7, 8], [0, 1, 2]]) / 255
+    assert torch.equal(of.train.x, expected.to(dtype))
+    assert torch.equal(of.test.x, (torch.tensor([[3.0, 4, 5]]) / 255).to(dtype))

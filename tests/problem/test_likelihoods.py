@@ -8,7 +8,12 @@ import torch
 from scipy import special, stats
 
 from bflcore.errors import OptionError
-from bflcore.problem.likelihoods import Categorical, GaussianNoise, default_likelihood
+from bflcore.problem.likelihoods import (
+    Categorical,
+    GaussianNoise,
+    Predictive,
+    default_likelihood,
+)
 from bflcore.testing.problems import generator, normal
 
 
@@ -56,3 +61,9 @@ def test_a_noise_variance_that_is_no_variance_is_refused_by_name(variance):
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_every_task_has_a_default_likelihood(task):
     assert default_likelihood(task).task == task
+
+
+def test_a_closed_form_is_the_prediction_and_otherwise_the_mean_of_the_draws_is():
+    draws, closed = normal(2, 3, 5, 4), normal(2, 5, 4, seed=1)
+    torch.testing.assert_close(Predictive(draws).mean, draws.mean(1))
+    assert Predictive(draws, closed_form=closed).mean is closed

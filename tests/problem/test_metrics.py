@@ -86,6 +86,18 @@ def test_a_single_draw_has_no_epistemic_part():
     assert found["mutual_information"] == pytest.approx(0, abs=1e-12)
 
 
+def test_a_closed_form_is_the_prediction_and_draws_divide_the_uncertainty():
+    p, y = predictions(50, 6, 4)
+    closed = predictions(50, 6, 1, seed=1)[0][0]
+    found = metrics.metrics_of(metrics.classification_sums(p, y, closed_form=closed))
+    predicted = metrics.metrics_of(metrics.classification_sums(closed[None], y))
+    drawn = metrics.metrics_of(metrics.classification_sums(p, y))
+    divided = {"aleatoric", "epistemic", "mutual_information"}
+    for name, value in found.items():
+        assert value == pytest.approx((drawn if name in divided else predicted)[name]), name
+    assert found["epistemic"] > 0.01
+
+
 @given(st.integers(1, 199), st.integers(0, 50))
 def test_sums_over_parts_are_sums_over_the_whole(cut, seed):
     p, y = predictions(seed=seed)

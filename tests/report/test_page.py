@@ -107,3 +107,12 @@ def test_a_page_that_cannot_be_written_is_one_line(run, tmp_path):
     folder = run(np.arange(sum(SIZES)) % 4, "fedavg")
     with pytest.raises(RunError, match="--out: .* cannot be written"):
         write_report([folder], tmp_path / "nowhere" / "report.html")
+
+
+def test_a_best_round_chosen_on_validation_samples_says_so(run):
+    flags = ("--validation-fraction", "0.3")
+    page = (run(np.arange(sum(SIZES)) % 4, "fedavg", *flags) / "report.html").read_text()
+    assert "the best validation.accuracy, chosen on validation data." in page
+    assert "The best value was chosen on test data" not in page
+    assert "validation accuracy" in page
+    assert "run, validation" in page  # a learning curve

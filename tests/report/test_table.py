@@ -1,6 +1,9 @@
 """The table of `bfl compare`."""
 
-from bflcore.report.table import print_table
+from pathlib import Path
+
+from bflcore.report.reading import Run
+from bflcore.report.table import print_table, row_of
 
 ROW = {"run": "a", "method": "fedavg", "rounds": 3, "accuracy": 0.5, "std": None, "seconds": 1.25}
 
@@ -35,3 +38,15 @@ def test_a_value_that_one_run_lacks_is_a_dash(capsys):
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.split()[4] == "0.1000"
     assert second.split()[4] == "-"
+
+
+def test_validation_metrics_have_columns_of_their_own():
+    final = {
+        "personal.accuracy": {"mean": 0.5, "std": 0.1, "pooled": 0.4},
+        "validation.accuracy": {"mean": 0.7, "std": 0.1, "pooled": 0.6},
+        "validation.nll": {"mean": 0.9, "std": 0.1, "pooled": 0.8},
+    }
+    costs = {"seconds": {"total": 1.0}, "bytes": {"up": 0, "down": 0}}
+    summary = {"method": "m", "rounds": 3, "final": final, **costs}
+    row = row_of(Run(Path("a"), {}, [{"round": 3}], summary, {}, {}))
+    assert (row["validation accuracy"], row["validation NLL"]) == (0.7, 0.8)

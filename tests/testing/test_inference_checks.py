@@ -15,6 +15,7 @@ from .verdicts import failing, label, reasons, sentences, wrong
 UNTOUCHED = "inputs stay untouched"
 SURVEY = "survey is a sum over clients"
 FAMILY = "results have the declared family"
+CERTAIN = "certainty is declared"
 DTYPE = "keeps the dtype"
 REPEATS = "repeats itself"
 GLOBAL = "global randomness stays untouched"
@@ -88,6 +89,11 @@ def forget_the_counter(result, broadcast, cohort):
 def predict_logits(self, problem, broadcast, cohort, x):
     found = Map.predict(self, problem, broadcast, cohort, x)
     return Predictive(found.draws.log())
+
+
+def predict_logits_in_closed_form(self, problem, broadcast, cohort, x):
+    found = Map.predict(self, problem, broadcast, cohort, x)
+    return Predictive(found.draws, closed_form=found.mean.log())
 
 
 def personalise_badly(when):
@@ -208,6 +214,10 @@ MISTAKES = {
         {MEMORY},
     ),
     "Predicts logits": ({"predict": predict_logits}, {PREDICTIONS, NOVEL}),
+    "Predicts logits in closed form": (
+        {"predict": predict_logits_in_closed_form},
+        {PREDICTIONS, NOVEL},
+    ),
     "Personalises to nothing": ({"personalise": personalise_badly(False)}, {PREDICTIONS}),
     "Adapts novel clients to nothing": ({"personalise": personalise_badly(True)}, {NOVEL}),
 }
@@ -234,7 +244,21 @@ def conjugate(mistake, **fields):
     return wrong(Variational, mistake, tags=frozenset({"exact-conjugate"}), **fields)
 
 
+def certain(first):
+    """Return a `fit` after which variances are zero from parameter `first` on."""
+
+    def fit(self, problem, broadcast, cohort):
+        result = Variational.fit(self, problem, broadcast, cohort)
+        q = result.posterior
+        zeros = torch.arange(q.variance.shape[1]) >= first
+        return attrs.evolve(result, posterior=Gaussian(q.mean, q.variance.masked_fill(zeros, 0.0)))
+
+    return fit
+
+
 WRONG += [
+    (wrong(Variational, "Declares certainty and has none", leaves_certain=True), {CERTAIN}),
+    (wrong(Variational, "Keeps its certainty secret", fit=certain(40)), {CERTAIN, NO_DATA}),
     (conjugate("Claims to be exact and is not"), {EXACT}),
     (conjugate("Forgets the noise's variance", fit=bayes(noise_counts=False)), {EXACT}),
 ]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bflcore.errors import OptionError
-from bflcore.models import TwoNN
+from bflcore.models import StackedLSTM, TwoNN
 from bflcore.models.base import Model
 from bflcore.testing import model_checks
 
@@ -29,6 +29,23 @@ class Flat(Model):
 
     def hidden(self):
         return nn.Linear(4, 4), nn.ReLU()
+
+
+class Codes(Flat):
+    """Read whole numbers alone."""
+
+    name = "codes"
+
+    def check_samples(self, x):
+        if (x != x.floor()).any() or (x < 0).any():
+            raise OptionError("no codes")
+
+    def hidden(self):
+        class Lookup(nn.Module):
+            def forward(self, x):
+                return torch.eye(4)[x.long()][:, 0] + x
+
+        return Lookup(), nn.Linear(4, 4)
 
 
 def drawn_elsewhere(self):
@@ -68,7 +85,7 @@ def test_a_wrong_model_fails_exactly(part, expected):
     assert failing(part) == expected
 
 
-@pytest.mark.parametrize("part", [wrong(Flat, "Nothing"), TwoNN])
+@pytest.mark.parametrize("part", [wrong(Flat, "Nothing"), TwoNN, StackedLSTM, Codes])
 def test_a_right_model_passes(part):
     assert failing(part) == set()
 

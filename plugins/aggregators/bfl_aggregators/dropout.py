@@ -1,9 +1,10 @@
 """The inference `mc-dropout`: a point estimate with dropout in training and prediction.
 
 Dropout acts on the inputs of every linear and convolutional layer except the first: on hidden
-units, never on the data (Gal & Ghahramani 2016, section 3). Masks are buffers that are replaced at
-each call, so that a step depends on parameters, samples and masks alone; they are drawn from each
-client's own generator.
+units, never on the data (Gal & Ghahramani 2016, section 3). An embedding counts as a first layer;
+in the model `stacked-lstm`, dropout thus acts on the last state alone. Masks are buffers that are
+replaced at each call, so that a step depends on parameters, samples and masks alone; they are drawn
+from each client's own generator.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def mask_hidden_units(problem: Problem) -> tuple[Problem, Shapes]:
     handles = [
         module.register_forward_pre_hook(recorder(path))
         for path, module in network.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding)
     ]
     with torch.no_grad():
         network(problem.train.x[:1])
@@ -132,6 +133,8 @@ def mask_hidden_units(problem: Problem) -> tuple[Problem, Shapes]:
     shapes: Shapes = {}
     for path, shape in list(inputs.items())[1:]:
         layer = network.get_submodule(path)
+        if isinstance(layer, nn.Embedding):  # its inputs are codes
+            continue
         layer.register_buffer(MASK, torch.empty(0))
         layer.register_forward_pre_hook(_multiply)
         shapes[f"{path}.{MASK}"] = shape

@@ -147,6 +147,24 @@ def test_first_is_the_layer_that_runs_first():
     assert set(dropout.mask_hidden_units(of)[1]) == {"head.dropout_mask"}
 
 
+class Codes(nn.Module):
+    """Looks codes up at two places, which are data, not hidden units."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Embedding(3, 4), nn.Embedding(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        first, second, _ = x.long().remainder(3).unbind(1)
+        return self.head(torch.tanh(self.first(first) + self.second(second)))
+
+
+def test_what_embeddings_return_is_hidden_and_what_they_look_up_is_not():
+    of = problem(Codes(), head="head")
+    assert dropout.mask_hidden_units(of)[1] == {"head.dropout_mask": torch.Size([4])}
+
+
 def test_the_problems_own_network_is_left_as_it_was():
     of = problem()
     x = of.train.of(0)[0]

@@ -46,6 +46,9 @@ class AdaptiveMixture(PersonalNetwork):
     adaptive: bool = option(
         True, "gradient step of alpha on the loss of the mixture, once per round"
     )
+    alpha_lr: float = option(
+        0.1, "learning rate of alpha (plain gradient descent, without lr_decay)", above=0
+    )
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
         """Return a memory with the initial alpha and without v."""
@@ -66,7 +69,6 @@ class AdaptiveMixture(PersonalNetwork):
         memory = Mixture.unpack(cohort.memory, Point)
         v = torch.where(memory.started[:, None] > 0, memory.v, w)  # [K, P]
         alpha = memory.alpha[:, None].clone()  # [K, 1]
-        lr = self.lr_at(cohort.round)
         loss_and_gradient = objective(
             self, problem, cohort, self.centre(problem, broadcast, cohort)
         )
@@ -77,7 +79,7 @@ class AdaptiveMixture(PersonalNetwork):
             _, of_mixture = loss_and_gradient(w[:k].lerp(v[:k], alpha[:k]), batch)
             if self.adaptive and step == 0:  # eq. 10: d mixture / d alpha = v - w
                 of_alpha = ((v[:k] - w[:k]) * of_mixture).sum(1, keepdim=True)
-                alpha[:k] = (alpha[:k] - lr * of_alpha).clamp(0, 1)
+                alpha[:k] = (alpha[:k] - self.alpha_lr * of_alpha).clamp(0, 1)
             loss, of_w = loss_and_gradient(w[:k], batch)
             rule_of_v.step(alpha[:k] * of_mixture)  # d mixture / d v = alpha
             rule_of_w.step(of_w)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 
+from bfl_baselines.divided import Divided
 from bflcore import GradientInference, LocalResult, Posterior, component, option
-from bflcore.inference.gradient import Gradient, batches, mean_loss, steps
+from bflcore.inference.gradient import Batch, batches, loss_per_client, mean_loss, steps
 from bflcore.inference.memory import Memory, join_personal
 from bflcore.inference.normals import Noise
 from bflcore.lazy import lazy
@@ -23,7 +24,11 @@ else:
 
 __all__ = ["Langevin", "Particles"]
 
-CENTRE = "centre"  # key of the prior mean of the heads, in statistics and in the server's state
+# Keys in statistics and in the server's state, of the heads' prior N(m, sigma^2):
+CENTRE = "centre"  # m ``[P_personal]``
+SPREAD = "spread"  # mean square of the heads - prior_sigma^2 ``[]``
+
+SMALLEST_VARIANCE = 1e-8  # of that prior; sigma^2 is a difference, which rounding may make negative
 
 
 @attrs.frozen(eq=False)
@@ -71,29 +76,30 @@ class Chain(Memory):
 class Langevin(GradientInference):
     """Sample the personal parameters by Langevin dynamics; train the shared ones given these.
 
-    The personal parameters of all clients have the prior N(m, prior_sigma^2). ``--hyper
-    accumulate`` learns m; otherwise m is 0.
+    The personal parameters of all clients have the prior N(m, sigma^2). ``--hyper accumulate``
+    learns m and sigma; otherwise they are 0 and `prior_sigma`. Every step is taken on all samples
+    of a client.
     """
 
     name = "langevin"
     reference = "Kotelevskii et al. 2022 (FedPop), Algorithm 1 and eq. 5"
     family = "particles"
 
-    inner_steps: int = option(10, "Langevin steps per minibatch", at_least=1)
+    batch_size: int = option(
+        500, "samples per forward pass, which bounds memory; all samples make a step", at_least=1
+    )
+    inner_steps: int = option(10, "Langevin steps per local epoch (M)", at_least=1)
     burn_in: float = option(
-        0.5,
-        "fraction of these steps left out of the gradient of the shared parameters",
-        at_least=0,
-        below=1,
+        0.5, "fraction of these steps whose states are dropped", at_least=0, below=1
     )
     langevin_lr: float = option(
         0.05, "step size of the Langevin dynamics (h), for the loss per sample", above=0
     )
     prior_sigma: float = option(
-        0.1, "standard deviation of the prior of personal parameters", above=0
+        0.1, "initial standard deviation of the prior of personal parameters", above=0
     )
     particles: int = option(
-        50, "states of the chain kept for prediction (one per minibatch, the last ones)", at_least=1
+        50, "states of the chain kept for prediction (the last ones after burn-in)", at_least=1
     )
 
     def initial(self, problem: Problem) -> Particles:
@@ -106,47 +112,71 @@ class Langevin(GradientInference):
         return Chain(personal=head.map(lambda draw: draw.repeat(self.particles, 1))).pack()
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Run a chain per client over its minibatches; the body takes a step after each.
+        """Alternate in each local epoch between Langevin steps of the head and steps of the body.
 
-        With U(z) = -log p(D | body, z) - log N(z; m, sigma^2), estimated on the minibatch, the
-        head z is updated by z <- z - h/n grad U + sqrt(2 h/n) xi, where h is `langevin_lr` and n
-        the number of samples of the client. The gradient of the body is averaged over z after
-        `burn_in`. Clients send (mean of their particles - m) / N; added to m, these give the mean
-        over all clients' particles (the M-step).
+        With U(z) = -log p(D | body, z) - log N(z; m, sigma^2), the head z is updated by
+        z <- z - h/n grad U + sqrt(2 h/n) xi, where h is `langevin_lr` and n the number of samples
+        of the client. The states after `burn_in` are the epoch's draws. The body then takes as many
+        steps as there are draws, each along the gradient averaged over the draws.
         """
-        layout, h = problem.layout, self.langevin_lr
+        k = sum(size > 0 for size in cohort.sizes)  # the other clients do not change
         body = broadcast.start.mean.repeat(len(cohort.clients), 1)  # [K, P_shared]
-        chain = Chain.unpack(cohort.memory, Particles).personal.draws.clone()  # [K, S, P_personal]
-        m = broadcast.hyper.get(CENTRE, torch.zeros_like(chain[0, 0]))
-        n = chain.new_tensor(cohort.sizes).clamp_min(1)[:, None]
+        chain = Chain.unpack(cohort.memory, Particles).personal.draws  # [K, S, P_personal]
+        m, variance = self._prior(broadcast, chain)
+        n, h = chain.new_tensor(cohort.sizes[:k])[:, None], self.langevin_lr
+        nll, noise = LossOnAll(self, problem, cohort), Noise(cohort.streams("langevin"))
         burn_in = int(self.burn_in * self.inner_steps)
-        averaged = self.inner_steps - burn_in
-        differentiate, noise = Gradient(problem), Noise(cohort.streams("langevin"))
-        rule = self.update_rule(body, cohort)
+        draws = self.inner_steps - burn_in
+        plan = self.replace(  # of the body's steps
+            local_epochs=self.local_epochs * draws, batch_size=max(1, *cohort.sizes)
+        )
+        optimiser = plan.update_rule(body, cohort)
         total = body.new_zeros(len(body))
-        for batch in batches(self, cohort):
-            k = len(batch.sizes)
-            z, loss, expected = chain[:k, -1], body.new_zeros(k), torch.zeros_like(body[:k])
-            for step in range(self.inner_steps):
-                nll, gradient = differentiate(layout.join(body[:k], z), batch)
-                of_body, of_head = layout.split(gradient)
-                if step >= burn_in:
-                    loss += nll / averaged
-                    expected = expected.add(of_body, alpha=1 / averaged)
-                drift = of_head + (z - m) / (self.prior_sigma**2 * n[:k])  # grad U / n
+        for _ in range(self.local_epochs):
+            z, states = chain[:k, -1], []
+            features = nll.features(body[:k])
+            for _ in range(self.inner_steps):
+                drift = nll.of_head(body[:k], z, features) + (z - m) / (variance * n)  # grad U / n
                 xi = noise.fill(torch.empty_like(z))
-                z = z + ((2 * h / n[:k]).sqrt() * xi - h * drift)
-            chain[:k] = torch.cat([chain[:k, 1:], z[:, None]], dim=1)
-            rule.step(expected)
-            total[:k] += loss
+                z = z + ((2 * h / n).sqrt() * xi - h * drift)
+                states.append(z)
+            for _ in range(draws):
+                loss, gradient = nll.of_body(body[:k], states[burn_in:])
+                optimiser.step(gradient)
+                total[:k] += loss
+            moved = torch.cat([chain[:k], torch.stack(states[burn_in:], dim=1)], dim=1)
+            chain = torch.cat([moved[:, -self.particles :], chain[k:]])
         return LocalResult(  # the body is one particle, the head S: joined only to predict
             cohort.clients,
             Particles(body[:, None]),
             torch.tensor(cohort.sizes),
-            mean_loss(total, steps(self, cohort)),
-            {CENTRE: (chain.mean(1) - m) / len(problem.clients)},
+            mean_loss(total, steps(plan, cohort)),
+            self._statistics(problem, broadcast, chain),
             {**cohort.memory, **Chain(personal=Particles(chain)).pack()},
         )
+
+    def _prior(self, broadcast: Broadcast, chain: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean ``[P_personal]`` and variance ``[]`` of the prior of the heads."""
+        m = broadcast.hyper.get(CENTRE, torch.zeros_like(chain[0, 0]))
+        variance = chain.new_tensor(self.prior_sigma**2)
+        if SPREAD in broadcast.hyper and len(m):  # E z^2 - (E z)^2, averaged over parameters
+            variance = variance + broadcast.hyper[SPREAD] - m.square().mean()
+        return m, variance.clamp_min(SMALLEST_VARIANCE)
+
+    def _statistics(
+        self, problem: Problem, broadcast: Broadcast, chain: Tensor
+    ) -> dict[str, Tensor]:
+        """Return each client's share of the M-step, which maximises the expected log prior.
+
+        The maximum is m = mean of z and sigma^2 = mean of (z - m)^2 over the particles of all
+        clients. Clients send (their moment - the server's) / N; added to the server's, these give
+        the moments over all clients.
+        """
+        m = broadcast.hyper.get(CENTRE, torch.zeros_like(chain[0, 0]))
+        spread = broadcast.hyper.get(SPREAD, chain.new_zeros(()))
+        square = chain.square().sum((1, 2)) / max(1, chain[0].numel()) - self.prior_sigma**2
+        clients = len(problem.clients)
+        return {CENTRE: (chain.mean(1) - m) / clients, SPREAD: (square - spread) / clients}
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
@@ -161,3 +191,61 @@ class Langevin(GradientInference):
         whole = join_personal(problem, broadcast.start, cohort)
         assert isinstance(whole, Particles), "the registry admits no other family"  # noqa: S101
         return problem.likelihood.predictive(problem.outputs(whole.draws, x))
+
+
+class LossOnAll:
+    """The mean loss of k clients, each on all of its samples, and its gradients.
+
+    Clients without samples are not among the k. Bodies are w ``[k, P_shared]``, heads are z
+    ``[k, P_personal]``.
+    """
+
+    def __init__(self, inference: Langevin, problem: Problem, cohort: Cohort) -> None:
+        self._problem, self._network = problem, Divided(problem, cohort.x[0, :1])
+        self._batches = list(batches(inference.replace(local_epochs=1), cohort))
+        n = cohort.x.new_tensor(cohort.sizes)
+        self._shares = [n.new_tensor(b.sizes) / n[: len(b.sizes)] for b in self._batches]
+
+    def features(self, w: Tensor) -> list[Tensor]:
+        """Return the features of all samples by batch ``[k, B, ...]``."""
+        with torch.no_grad():
+            return [self._network.features(w[: len(b.sizes)], b.x) for b in self._batches]
+
+    def of_head(self, w: Tensor, z: Tensor, features: list[Tensor]) -> Tensor:
+        """Return the gradient for the heads ``[k, P_personal]``, given the bodies' `features`."""
+
+        def loss(z: Tensor, number: int) -> Tensor:
+            return self._loss(w, z, features[number], self._batches[number])
+
+        return self._differentiate(loss, z)[1]
+
+    def of_body(self, w: Tensor, draws: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the mean over heads `draws` of the losses ``[k]`` and gradients ``[k, P_shared]``.
+
+        All draws share one pass through the body.
+        """
+
+        def loss(w: Tensor, number: int) -> Tensor:
+            batch = self._batches[number]
+            features = self._network.features(w, batch.x)
+            return torch.stack([self._loss(w, z, features, batch) for z in draws]).mean(0)
+
+        return self._differentiate(loss, w)
+
+    def _loss(self, w: Tensor, z: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        k = len(batch.sizes)
+        return loss_per_client(self._problem, self._network.outputs(w[:k], z[:k], features), batch)
+
+    def _differentiate(
+        self, loss: Callable[[Tensor, int], Tensor], at: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return `loss` and its gradient at ``[k, ...]``, each summed over the numbered batches."""
+        total, gradient = at.new_zeros(len(at)), torch.zeros_like(at)
+        for number, share in enumerate(self._shares):
+            k = len(share)
+            leaf = at[:k].detach().requires_grad_()
+            mean = share * loss(leaf, number)
+            total[:k] += mean.detach()
+            if at.shape[1]:
+                gradient[:k] += torch.autograd.grad(mean.sum(), leaf)[0]
+        return total, gradient

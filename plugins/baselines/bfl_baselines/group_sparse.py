@@ -1,7 +1,8 @@
-"""Group-sparse SGD: FedAvg with a group lasso that prunes neurons."""
+"""Group-sparse SGD: FedAvg with a group lasso; the smallest neurons are pruned once."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from bfl_baselines.groups import Groups
@@ -24,41 +25,48 @@ __all__ = ["GroupSparse"]
 
 @component
 class GroupSparse(PointInference):
-    """Train with a group lasso on the outgoing weights of each neuron; prune by squared norm."""
+    """Train with a group lasso on the outgoing weights of each neuron; prune once, then train on.
+
+    After the fraction `prune_after` of the run, all clients set the same groups to zero: those with
+    the smallest weights in the server's network. These groups stay zero.
+    """
 
     name = "group-sparse"
-    reference = "Scardapane et al. 2017, eq. 6"
+    reference = "Scardapane et al. 2017, eq. 6; small groups are removed after training (section 4)"
 
     group_lasso: float = option(1e-4, "strength of the group lasso penalty (lambda)", at_least=0)
-    energy: float = option(
-        0.99, "fraction of the squared norm retained after pruning", above=0, at_most=1
+    target: float = option(0.5, "fraction of the groups that pruning keeps", above=0, at_most=1)
+    prune_after: float = option(
+        0.75, "fraction of the rounds before the groups are pruned", at_least=0, at_most=1
     )
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Minimise NLL + lambda sum_g sqrt(|g|) ||w_g||, then prune the smallest groups."""
+        """Minimise NLL + lambda sum_g sqrt(|g|) ||w_g|| over the groups that are not pruned."""
         groups = Groups(problem.layout)
         strength = self.group_lasso * groups.sizes[: groups.count].sqrt().to(problem.initial)
         start = join_personal(problem, broadcast.start, cohort).mean
         likelihood = objective(self, problem, cohort, self.centre(problem, broadcast, cohort))
+        mask = self._mask(problem, start, cohort.round)
 
         def penalised(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             loss, gradient = likelihood(w, batch)
             norms = groups.sums(w.square()).sqrt()
             factors = torch.where(norms > 0, strength / norms, 0.0)  # at zero: subgradient 0
-            return loss, gradient + groups.spread(factors, 0.0) * w
+            gradient = gradient + groups.spread(factors, 0.0) * w
+            return loss, gradient if mask is None else gradient * mask[: len(w)]
 
-        w, loss = descend(self, problem, cohort, start, penalised)
-        kept = self._kept(groups, w, cohort)
-        return local_result(problem, cohort, Point(w * groups.spread(kept, 1.0)), loss)
+        begin = start if mask is None else start * mask
+        w, loss = descend(self, problem, cohort, begin, penalised)
+        return local_result(problem, cohort, Point(w), loss)
 
-    def _kept(self, groups: Groups, w: Tensor, cohort: Cohort) -> Tensor:
-        """Return a mask ``[K, count]``: 0 for the groups of `w` ``[K, P]`` with the smallest norms.
+    def _mask(self, problem: Problem, start: Tensor, number: int) -> Tensor | None:
+        """Return a mask ``[K, P]``: 0 for the pruned groups of `start` ``[K, P]``; None before.
 
-        Clients without data have not trained, so they prune nothing.
+        Only shared groups are pruned if there are any, so that all clients prune the same ones.
+        Later rounds find the same mask again: the groups that are zero are the smallest.
         """
-        energy = groups.sums(w.square())
-        ascending, order = energy.sort(dim=1)
-        spare = ascending.cumsum(1) <= (1 - self.energy) * energy.sum(1, keepdim=True)
-        pruned = torch.zeros_like(spare).scatter_(1, order, spare)
-        trained = w.new_tensor(cohort.sizes)[:, None] > 0
-        return (~(pruned & trained)).to(w.dtype)
+        if number < max(1, math.floor(self.prune_after * problem.rounds + 1e-9)):
+            return None
+        groups = Groups(problem.layout, shared_only=problem.layout.shared_total > 0)
+        mean_square = groups.sums(start.square()) / groups.sizes[: groups.count].to(start)
+        return groups.mask(mean_square, round((1 - self.target) * groups.count))

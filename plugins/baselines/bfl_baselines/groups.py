@@ -46,3 +46,12 @@ class Groups:
         """Return for each parameter ``[K, P]`` its group's value ``[K, count]``, or else `rest`."""
         padded = torch.cat([values, values.new_full((len(values), 1), rest)], dim=1)
         return padded[:, self.index.to(values.device)]
+
+    def mask(self, scores: Tensor, pruned: int) -> Tensor:
+        """Return a mask ``[K, P]``: 0 for the `pruned` groups with the lowest scores.
+
+        `scores` ``[K, count]``. Of groups with equal scores the first ones are pruned. Parameters
+        without a group are kept.
+        """
+        lowest = scores.argsort(dim=1, stable=True)[:, :pruned]
+        return self.spread(torch.ones_like(scores).scatter_(1, lowest, 0.0), 1.0)

@@ -9,13 +9,17 @@ from bflcore import Point, component, option
 from bflcore.inference.gradient import batches, mean_loss, steps
 from bflcore.inference.memory import OwnPosterior, client_posterior, join_personal, local_result
 from bflcore.inference.point import objective
+from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bflcore import Broadcast, Cohort, LocalResult, Problem
     from bflcore.inference.gradient import Batch
     from bflcore.inference.point import LossAndGradient
+else:
+    torch = lazy("torch")
 
 __all__ = ["MoreauEnvelope"]
 
@@ -40,9 +44,16 @@ class MoreauEnvelope(PersonalNetwork):
     personal_lr: float = option(0.05, "learning rate of these steps", above=0)
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
-        """Alternate between theta(w) on a minibatch and a gradient step of w on the envelope."""
+        """Alternate between theta(w) on a minibatch and a gradient step of w on the envelope.
+
+        theta starts from w in each round and, on a minibatch, from where the last one left it.
+        """
         w = join_personal(problem, broadcast.start, cohort).mean.clone()  # [K, P]
-        theta = client_posterior(problem, broadcast, cohort).mean.clone()  # [K, P]
+        theta = torch.where(  # [K, P]; a client without samples keeps the theta that it has
+            w.new_tensor(cohort.sizes)[:, None] > 0,
+            w,
+            client_posterior(problem, broadcast, cohort).mean,
+        )
         loss_and_gradient = objective(
             self, problem, cohort, self.centre(problem, broadcast, cohort)
         )
@@ -50,7 +61,7 @@ class MoreauEnvelope(PersonalNetwork):
         total = w.new_zeros(len(w))
         for batch in batches(self, cohort):
             k = len(batch.sizes)
-            theta[:k], loss = self._minimise(loss_and_gradient, w[:k], batch)
+            theta[:k], loss = self._minimise(loss_and_gradient, theta[:k], w[:k], batch)
             rule.step(self.pull * (w[:k] - theta[:k]))
             total[:k] += loss
         kept = OwnPosterior(own=Point(theta), started=w.new_ones(len(w)))
@@ -58,10 +69,13 @@ class MoreauEnvelope(PersonalNetwork):
         return local_result(problem, cohort, Point(w), loss, memory=kept)
 
     def _minimise(
-        self, loss_and_gradient: LossAndGradient, w: Tensor, batch: Batch
+        self, loss_and_gradient: LossAndGradient, theta: Tensor, w: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Approximate theta(w) ``[k, P]`` by `inner_steps` steps; return it and the last losses."""
-        theta, loss = w.clone(), w.new_zeros(len(w))
+        """Approximate theta(w) ``[k, P]`` by `inner_steps` steps from `theta` ``[k, P]``.
+
+        Returns it and the losses ``[k]`` of the last step.
+        """
+        loss = w.new_zeros(len(w))
         for _ in range(self.inner_steps):
             loss, gradient = loss_and_gradient(theta, batch)
             gradient = gradient.add(theta - w, alpha=self.pull)

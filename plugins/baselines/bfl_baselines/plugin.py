@@ -67,7 +67,10 @@ class FedRep(Method):
 
     name = "fedrep"
     reference = "Collins et al. 2021, Algorithm 1"
-    inference = Staged(stages="personal-then-shared")
+    inference = Staged(
+        stages="personal-then-shared",
+        local_epochs=1,  # of the body, after `personal_epochs` of the head
+    )
     share = "body"
 
 
@@ -110,7 +113,11 @@ class PFedMe(Method):
 
     name = "pfedme"
     reference = "Dinh, Tran & Nguyen 2020, Algorithm 1 with beta = 1"
-    inference = MoreauEnvelope(optimiser="sgd", lr=0.05)
+    inference = MoreauEnvelope(
+        optimiser="sgd",
+        lr=0.05,
+        local_epochs=4,  # the paper's 20 minibatches (R), at 250 samples in batches of 50
+    )
     weighting = Equal()
 
 
@@ -129,7 +136,9 @@ class PFedBayes(Method):
     reference = "Zhang et al. 2022, Algorithm 1"
     inference = PersonalBayes(
         initial_sigma=0.0789,  # softplus(-2.5), the paper's rho
+        estimator="reparameterisation",  # as in the paper: one draw of the weights per step
         kl_weight=10.0,  # the paper's zeta
+        local_epochs=4,  # the paper's 20 minibatches (R), at 250 samples in batches of 50
     )
     weighting = Equal()
     hyper = Continual()

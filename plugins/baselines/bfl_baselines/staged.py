@@ -33,7 +33,10 @@ class Staged(PointInference):
         choices=("joint", "personal-then-shared", "shared"),
     )
     personal_epochs: int = option(
-        10, "epochs per round on the personal parameters (`personal-then-shared`)", at_least=1
+        10,
+        "epochs per round on the personal parameters (`personal-then-shared`; those on the shared "
+        "ones are `local_epochs`)",
+        at_least=1,
     )
     fine_tune_epochs: int = option(
         0, "fine-tuning epochs before each evaluation (the shared model is unaffected)", at_least=0
@@ -54,20 +57,33 @@ class Staged(PointInference):
         if self.stages == "joint":
             return fit_points(self, problem, broadcast, cohort)
         if self.stages == "personal-then-shared":
-            first = self.replace(local_epochs=self.personal_epochs)
-            personal = fit_points(first, problem, broadcast, cohort, "personal")
-            cohort = attrs.evolve(cohort, memory=personal.memory)
+            memory = self._fit_personal(problem, broadcast, cohort)
+            cohort = attrs.evolve(cohort, memory=memory)
         return fit_points(self, problem, broadcast, cohort, "shared")
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
     ) -> Mapping[str, Tensor]:
-        """Fit the personal parameters of novel clients, then fine-tune all parameters."""
-        memory = super().personalise(problem, broadcast, cohort)
+        """Fit the personal parameters of novel clients, then fine-tune all parameters.
+
+        Stages that never train the personal parameters do not do so for novel clients either.
+        """
+        memory = cohort.memory
+        if cohort.novel and problem.layout.personal_total and self.stages != "shared":
+            memory = self._fit_personal(problem, broadcast, cohort)
         if not self.fine_tune_epochs:
             return memory
         longer = self.replace(local_epochs=self.fine_tune_epochs)
         return fine_tune(longer, problem, broadcast, attrs.evolve(cohort, memory=memory))
+
+    def _fit_personal(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort
+    ) -> Mapping[str, Tensor]:
+        """Return the memories after training the personal parameters; the shared ones are fixed."""
+        staged = self.stages == "personal-then-shared"
+        epochs = self.personal_epochs if staged else self.local_epochs
+        trained = self.replace(local_epochs=epochs)
+        return fit_points(trained, problem, broadcast, cohort, "personal").memory
 
 
 def fine_tune(

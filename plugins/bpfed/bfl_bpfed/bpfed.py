@@ -1,9 +1,9 @@
 """BPFed's inference: a Gaussian posterior, and a copy of the prior that follows it.
 
-Each client keeps a local copy v of the prior of the shared parameters. After each step of the
-posterior q on Q_i (eq. 10), v takes steps on KL(q || v) with q fixed (eq. 11). v is the prior in
-the next step of q, and is sent to the server at the end of the round. It corresponds to the
-localised global model of pFedBayes (Zhang et al. 2022, Algorithm 1).
+Each client keeps a local copy v of the prior. After each step of the posterior q on Q_i (eq. 10), v
+takes steps on KL(q || v) with q fixed (eq. 11), and is the prior in the next step of q. At the end
+of the round the client sends v's shared half, which corresponds to the localised global model of
+pFedBayes (Zhang et al. 2022, Algorithm 1), and keeps its personal half as its own (Algorithm 1).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from bflcore import Gaussian, VariationalInference, component, option
-from bflcore.inference.gradient import Optimiser, steps, trainable_mask
+from bflcore.inference.gradient import Optimiser, Trainable, steps, trainable_mask
+from bflcore.inference.memory import Memory
 from bflcore.inference.variational import fit_gaussians, prior_of_cohort
 from bflcore.lazy import lazy
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["FollowingPrior", "ReinforcedVariational"]
+__all__ = ["FollowingPrior", "PriorCopy", "ReinforcedVariational"]
 
 
 @component
@@ -34,28 +35,33 @@ class FollowingPrior(VariationalInference):
 
     reinforce_lr: float = option(1e-3, "learning rate of the copy of the prior", above=0)
 
-    def fit_and_follow(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, copy_steps: int
-    ) -> tuple[LocalResult, Gaussian]:
-        """Fit every client's q; v takes `copy_steps` steps after each step of q.
+    def prior_copy(
+        self,
+        problem: Problem,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        copy_steps: int,
+        following: Trainable = "shared",
+    ) -> PriorCopy:
+        """Return the copies v ``[K, P]``; they start at the prior, and take `copy_steps` at a time.
 
-        Returns the result for q, and v ``[K, P_shared]``.
+        Only the parameters `following` of v change.
         """
         v = prior_of_cohort(self, problem, broadcast, cohort).map(torch.clone)
         theta = torch.stack([v.mean, v.variance.log() / 2], dim=1)
         taken = tuple(copy_steps * n for n in steps(self, cohort))
         lr = self.reinforce_lr / self.lr * self.lr_at(cohort.round)  # decays like that of q
         rule = Optimiser(theta, taken, self.optimiser, lr, self.momentum)
-        copy = PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, "shared"))
-        fitted = fit_gaussians(self, problem, broadcast, cohort, after_step=copy.follow, anchor=v)
-        return fitted, v.split(problem.layout)[0]
+        return PriorCopy(v, theta, rule, copy_steps, trainable_mask(problem, following))
 
 
 @component
 class ReinforcedVariational(FollowingPrior):
     """Fit a mean-field Gaussian; send a copy of the prior that follows it (eq. 11).
 
-    With ``reinforce_steps = 0`` the fitted posterior itself is sent.
+    The copy of the personal parameters stays with the client, which predicts with it. It follows
+    where it continues the client's own posterior, that is with ``personal_prior = previous``. With
+    ``reinforce_steps = 0`` the fitted posterior itself is sent and kept.
     """
 
     name = "reinforced-variational"
@@ -69,8 +75,16 @@ class ReinforcedVariational(FollowingPrior):
         """Minimise Q_i (eq. 10) while the copy of the prior follows (eq. 11)."""
         if not self.reinforce_steps:
             return fit_gaussians(self, problem, broadcast, cohort)
-        fitted, v = self.fit_and_follow(problem, broadcast, cohort, self.reinforce_steps)
-        return attrs.evolve(fitted, posterior=v)
+        own = self.personal_prior == "previous"
+        copy = self.prior_copy(
+            problem, broadcast, cohort, self.reinforce_steps, "all" if own else "shared"
+        )
+        fitted = fit_gaussians(
+            self, problem, broadcast, cohort, after_step=copy.follow, anchor=copy.v
+        )
+        shared, personal = copy.v.split(problem.layout)
+        memory = {**fitted.memory, **Memory(personal=personal).pack()} if own else fitted.memory
+        return attrs.evolve(fitted, posterior=shared, memory=memory)
 
 
 @attrs.frozen(eq=False)

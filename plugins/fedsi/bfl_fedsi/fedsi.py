@@ -130,11 +130,12 @@ class SubnetworkLaplace(GradientInference):
     )
     predictive: str = option(
         "probit",
-        "predictive distribution: `probit` (closed form), `mc` (draws of the linearised outputs) "
-        "or `mean` (no uncertainty)",
+        "predictive distribution: `probit` (closed form; draws only divide its uncertainty into "
+        "aleatoric and epistemic), `mc` (mean over draws of the linearised outputs) or `mean` (no "
+        "uncertainty)",
         choices=("probit", "mc", "mean"),
     )
-    predict_draws: int = option(100, "number of draws for `mc`", at_least=1)
+    predict_draws: int = option(50, "number of draws of the linearised outputs", at_least=1)
     head_epochs: int = option(
         10, "fine-tuning epochs of the personal parameters before each evaluation", at_least=0
     )
@@ -169,6 +170,11 @@ class SubnetworkLaplace(GradientInference):
                 f"{needed / 2**30:.1f} GiB per client, the machine has {free / 2**30:.1f} GiB; "
                 "lower inference.fraction, or set inference.covariance=diagonal"
             )
+
+    @property
+    def leaves_certain(self) -> bool:
+        """Whether variances outside the subnetwork are 0: unless it is the whole network."""
+        return self.fraction < 1
 
     def size(self, problem: Problem) -> int:
         """Return the size of the subnetwork, |S| = E |R|, rounded, at least 1."""
@@ -309,14 +315,16 @@ class SubnetworkLaplace(GradientInference):
         mean = torch.stack([one for one, _ in moments])  # [K, B, O]
         covariance = torch.stack([one for _, one in moments])  # [K, B, O, O]
         variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-        if self.predictive == "mc":
-            streams = cohort.streams("predict")
-            draws = laplace.sample_outputs(mean, covariance, self.predict_draws, streams)
-        elif isinstance(problem.likelihood, GaussianNoise):
-            draws = laplace.match_moments(mean, variance)
-        else:
-            draws = laplace.probit(mean, variance)
-        return _predictive(problem, draws, noise)
+        probit = self.predictive == "probit"
+        if probit and isinstance(problem.likelihood, GaussianNoise):
+            return _predictive(problem, laplace.match_moments(mean, variance), noise)
+        streams = cohort.streams("predict")
+        draws = laplace.sample_outputs(mean, covariance, self.predict_draws, streams)
+        found = _predictive(problem, draws, noise)
+        if not probit:
+            return found
+        closed = problem.likelihood.predictive(laplace.probit(mean, variance)[:, None])
+        return attrs.evolve(found, closed_form=closed.draws[:, 0])
 
 
 def substitute_alpha(prior: Posterior, alpha: float) -> Tensor:

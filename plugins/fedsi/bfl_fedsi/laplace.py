@@ -16,6 +16,7 @@ import attrs
 
 from bfl_fedsi.jacobians import Jacobian, Linear, blocks
 from bflcore import GaussianNoise, OptionError
+from bflcore.inference.normals import Noise
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
@@ -261,11 +262,11 @@ def linearise(
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return logits f / sqrt(1 + pi/8 diag Sigma) ``[K, 1, B, O]``.
+    """Return logits f / sqrt(1 + pi/8 diag Sigma) ``[K, B, O]``.
 
     Eq. 18, normalised by a softmax (MacKay 1992).
     """
-    return (mean / (1 + math.pi / 8 * variance).sqrt())[:, None]
+    return mean / (1 + math.pi / 8 * variance).sqrt()
 
 
 def match_moments(mean: Tensor, variance: Tensor) -> Tensor:
@@ -277,15 +278,13 @@ def match_moments(mean: Tensor, variance: Tensor) -> Tensor:
 def sample_outputs(
     mean: Tensor, covariance: Tensor, draws: int, streams: list[torch.Generator]
 ) -> Tensor:
-    """Draw outputs ``[K, S, B, O]`` from N(mean, covariance)."""
+    """Draw outputs ``[K, S, B, O]`` from N(mean, covariance).
+
+    All samples of a client share the noise of a draw, so that the draws do not depend on how the
+    samples are divided into blocks.
+    """
     values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp_min(0).sqrt()[..., None, :]  # [K, B, O, O]
-    shape = (draws, *mean.shape[1:])
-    noise = torch.stack(
-        [
-            torch.randn(shape, generator=stream, dtype=mean.dtype, device=mean.device)
-            for stream in streams
-        ]
-    )
-    drawn: Tensor = mean[:, None] + (root[:, None] @ noise[..., None])[..., 0]
-    return drawn
+    # The symmetric root: unlike eigenvectors, it does not change sign with a rounding error.
+    root = (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT  # [K, B, O, O]
+    noise = Noise(streams).fill(mean.new_empty(len(mean), draws, mean.shape[-1]))
+    return mean[:, None] + torch.einsum("kboi,ksi->ksbo", root, noise)

@@ -3,8 +3,10 @@
 import math
 
 import attrs
+import numpy as np
 import pytest
 import torch
+from scipy import special, stats
 from torch import nn
 
 from bfl_fedsi import fedsi, laplace
@@ -12,6 +14,7 @@ from bfl_fedsi.fedsi import SubnetworkLaplace
 from bflcore import Average, Broadcast, Continual, Equal, Gaussian, GaussianNoise, OptionError
 from bflcore.engines.local import Local
 from bflcore.experiments.resolve import resolve
+from bflcore.problem import metrics
 from bflcore.problem.likelihoods import Likelihood
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
@@ -134,15 +137,16 @@ def test_a_cohort_is_its_clients_one_by_one(case, network):
     together = inference.fit(of, broadcast, members)
     tuned = inference.personalise(of, broadcast, members)
     x = of.train.x[:3]
-    draws = predicted(inference, of, tuned, broadcast, x.expand(3, *x.shape)).draws
+    together_predicted = predicted(inference, of, tuned, broadcast, x.expand(3, *x.shape))
     for row, client in enumerate(members.clients):
         alone = cohort(of, inference, [client])
         fitted = inference.fit(of, broadcast, alone)
         for name, tensor in fitted.posterior.pack().items():
             torch.testing.assert_close(together.posterior.pack()[name][row], tensor[0])
         own = inference.personalise(of, broadcast, alone)
-        single = inference.predict(of, broadcast, attrs.evolve(alone, memory=own), x[None]).draws
-        torch.testing.assert_close(draws[row], single[0])
+        single = inference.predict(of, broadcast, attrs.evolve(alone, memory=own), x[None])
+        torch.testing.assert_close(together_predicted.draws[row], single.draws[0])
+        torch.testing.assert_close(together_predicted.mean[row], single.mean[0])
 
 
 def test_personalisation_fits_the_head_alone_and_the_same_way_for_novel_clients():
@@ -199,11 +203,103 @@ def test_probit_is_nearer_to_many_draws_than_the_mean_is_and_less_sure():
         inference = SubnetworkLaplace(predictive=predictive, **options)
         broadcast = first_broadcast(inference, of)
         tuned = inference.personalise(of, broadcast, cohort(of, inference))
-        draws[predictive] = predicted(inference, of, tuned, broadcast).draws.mean(1)
+        draws[predictive] = predicted(inference, of, tuned, broadcast).mean
     sure = {name: float(p.max(-1).values.mean()) for name, p in draws.items()}
     assert sure["probit"] < sure["mean"]
     off = {name: float((draws[name] - draws["mc"]).abs().mean()) for name in ("probit", "mean")}
     assert off["probit"] < min(0.02, off["mean"])
+
+
+def uncertainties(predictive):
+    """The metrics of the first client's predictions per sample; the labels are arbitrary."""
+    closed = predictive.closed_form
+    sums = metrics.classification_sums(
+        predictive.draws[0],
+        torch.zeros(predictive.draws.shape[2], dtype=torch.int64),
+        closed_form=None if closed is None else closed[0],
+    )
+    return metrics.metrics_of(sums)
+
+
+def linearised(inference, of, broadcast, tuned, x):
+    """The first client's linearised logits: f ``[B, O]`` and their covariance ``[B, O, O]``."""
+    weights = of.layout.join(broadcast.start.mean, tuned["personal.mean"][0])
+    memory = fedsi.SubnetworkMemory.unpack(tuned, Gaussian)
+    return laplace.linearise(of, weights, memory.subnetwork(0), x)
+
+
+def test_probit_reports_the_uncertainty_of_the_linearised_logits_by_monte_carlo():
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(fraction=1.0, prior_variance=0.3, predict_draws=20_000)
+    broadcast = first_broadcast(inference, of)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference))
+    x = of.train.of(0)[0]
+    found = uncertainties(predicted(inference, of, tuned, broadcast))
+    f, covariance = (t.numpy() for t in linearised(inference, of, broadcast, tuned, x))
+    rng = np.random.default_rng(0)
+    logits = np.stack(
+        [
+            rng.multivariate_normal(mean, spread, 20_000, method="eigh")
+            for mean, spread in zip(f, covariance, strict=True)
+        ]
+    )
+    p = special.softmax(logits, axis=-1)  # [B, S, O]
+    epistemic = p.var(1).sum(1).mean()
+    aleatoric = (p * (1 - p)).mean(1).sum(1).mean()
+    information = stats.entropy(p.mean(1), axis=1) - stats.entropy(p, axis=2).mean(1)
+    assert epistemic > 0.01
+    assert found["epistemic"] == pytest.approx(epistemic, rel=0.05)
+    assert found["aleatoric"] == pytest.approx(aleatoric, rel=0.05)
+    assert found["mutual_information"] == pytest.approx(information.mean(), rel=0.05)
+
+
+def test_under_probit_the_draws_do_not_change_the_prediction():
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(fraction=1.0, prior_variance=0.3, predict_draws=3)
+    broadcast = first_broadcast(inference, of)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference))
+    x = of.train.of(0)[0]
+    f, covariance = linearised(inference, of, broadcast, tuned, x)
+    spread = covariance.diagonal(dim1=1, dim2=2)
+    expected = (f / (1 + math.pi / 8 * spread).sqrt()).softmax(1)
+    found = predicted(inference, of, tuned, broadcast)
+    torch.testing.assert_close(found.mean[0], expected)
+    alone = metrics.metrics_of(metrics.classification_sums(expected[None], of.train.of(0)[1]))
+    ours = metrics.metrics_of(
+        metrics.classification_sums(
+            found.draws[0], of.train.of(0)[1], closed_form=found.closed_form[0]
+        )
+    )
+    for name in ("accuracy", "nll", "brier", "ece", "entropy"):
+        assert ours[name] == pytest.approx(alone[name])
+
+
+def test_without_covariance_nothing_is_epistemic_and_probit_is_the_mean():
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(fraction=1.0)
+    broadcast = first_broadcast(inference, of)
+    certain = Gaussian(broadcast.start.mean, torch.zeros_like(broadcast.start.variance))
+    members = cohort(of, inference)  # without a subnetwork: the server's variances
+    x = of.train.of(0)[0]
+    found = inference.predict(of, attrs.evolve(broadcast, start=certain), members, x[None])
+    expected = of.forward(of.initial[None], x[None])[0].softmax(1)
+    torch.testing.assert_close(found.mean[0], expected)
+    assert uncertainties(found)["epistemic"] == pytest.approx(0, abs=1e-12)
+    assert uncertainties(found)["mutual_information"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("predictive", ["probit", "mc"])
+def test_draws_do_not_depend_on_how_the_samples_are_divided(predictive):
+    of = problem(sizes=(9,), sharing="body")
+    inference = SubnetworkLaplace(predictive=predictive, prior_variance=0.3, predict_draws=4)
+    broadcast = first_broadcast(inference, of)
+    tuned = inference.personalise(of, broadcast, cohort(of, inference))
+    x = of.train.of(0)[0][None]
+    whole = predicted(inference, of, tuned, broadcast, x).draws
+    parts = [
+        predicted(inference, of, tuned, broadcast, x[:, a:b]).draws for a, b in ((0, 4), (4, 9))
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=2), whole)
 
 
 def test_draws_have_the_moments_they_are_drawn_from():
@@ -249,7 +345,7 @@ def test_the_servers_model_predicts_with_the_variances_that_travelled():
     block = next(laplace.blocks(of, of.initial, of.train.x, 1))
     spread = block.columns(everything).square().sum(2) * 0.5
     expected = (block.outputs / (1 + math.pi / 8 * spread).sqrt()).softmax(1)
-    torch.testing.assert_close(found.draws[0, 0], expected)
+    torch.testing.assert_close(found.mean[0], expected)
 
 
 class Unknown(Likelihood):
@@ -306,25 +402,27 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        (),
-        ("--aggregator", "linear-pool"),
-        ("--aggregator", "log-linear-pool"),
-        ("--aggregator", "conflation"),
-        ("--hyper", "empirical-bayes"),
-        ("--share", "all"),
-        ("--novel-clients", "1"),
-        ("-o", "inference.predictive=mc"),
-    ],
-    ids=" ".join,
-)
-def test_a_run_mixes_with_other_parts(bfl, tmp_path, flags):
-    if "linear-pool" in " ".join(flags) or "conflation" in flags:
+OTHER_PARTS = {  # flags -> whether the run is warned of
+    (): False,
+    ("--aggregator", "linear-pool"): False,
+    ("--aggregator", "log-linear-pool"): True,
+    ("--aggregator", "conflation"): True,
+    ("--aggregator", "conflation", "-o", "inference.fraction=1"): False,
+    ("--hyper", "empirical-bayes"): False,
+    ("--share", "all"): False,
+    ("--novel-clients", "1"): False,
+    ("-o", "inference.predictive=mc"): False,
+}
+
+
+@pytest.mark.parametrize(("flags", "warned"), OTHER_PARTS.items(), ids=str)
+def test_a_run_mixes_with_other_parts(bfl, tmp_path, flags, warned):
+    if "--aggregator" in flags:
         pytest.importorskip("bfl_aggregators")
     status, _, err = bfl("run", "fedsi", *QUICK, *flags, "--out", "run")
     assert status == 0, err
+    assert err.startswith("warning: inference subnetwork-laplace sends variance 0") == warned
+    assert len(err.splitlines()) == warned
     assert '"dropped": []' in (tmp_path / "run" / "summary.json").read_text()
 
 

@@ -260,4 +260,4 @@ def test_precision_covariance_and_predictions_are_those_of_laplace_torch(network
     memory = SubnetworkMemory.of(torch.ones(1, dtype=DOUBLE), [found]).pack()
     members = attrs.evolve(cohort(of, inference), memory=memory)
     ours = inference.predict(of, first_broadcast(inference, of), members, x[None])
-    torch.testing.assert_close(ours.draws[0, 0], expected, **close)
+    torch.testing.assert_close(ours.mean[0], expected, **close)

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from bfl_flower.node import MemoryStore, Node
 from bfl_flower.session import GridSession
 from bflcore.data.base import Dataset
-from bflcore.data.partition import Partition
+from bflcore.data.partition import Partition, validated
 from bflcore.data.user import load_npz
 from bflcore.engines.client import ClientWorker
 from bflcore.errors import DataError, OptionError, RunError
@@ -132,14 +132,17 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
             f"is a {form['task']} with samples {form['shape']} and {form['outputs']} outputs"
         )
     dataset = attrs.evolve(dataset, standardise=form["standardise"])
-    empty = np.empty(0, np.int64)
     tests = 0 if dataset.x_test is None else len(dataset.x_test)
     own = {"train": np.arange(len(dataset.x)), "test": np.arange(tests)}
+    empty = np.empty(0, np.int64)
     indices = {
-        half: tuple(index if k == client else empty for k in range(total))
-        for half, index in own.items()
+        kind: tuple(index if k == client else empty for k in range(total))
+        for kind, index in own.items()
     }
-    return assemble(experiment, dataset, Partition(**indices, held_out=tests > 0)).problem
+    partition = Partition(**indices, held_out=tests > 0)
+    if fraction := experiment.data.validation_fraction:
+        partition = validated(dataset, partition, fraction, experiment.run.seed)
+    return assemble(experiment, dataset, partition).problem
 
 
 def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Dataset, Partition]:

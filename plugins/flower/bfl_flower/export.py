@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tomli_w
+import torch
 
 from bfl_flower.app import DATA, EXPERIMENT, without_samples
+from bflcore.data.base import Dataset
+from bflcore.data.partition import validation_stream
+from bflcore.data.split import hold_out
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.prepare import assemble
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.resolve import Experiment
-    from bflcore.problem.base import Shares
     from bflcore.registry.loading import Registry
 
 __all__ = ["export", "refuse"]
@@ -32,6 +37,9 @@ server = server_app(FOLDER)
 client = client_app(FOLDER)
 '''
 
+# What the app's README adds to the shape of a sample.
+RANGES = {"0,1": "", "-1,1": " of floats in [-1, 1]"}
+
 README = """# {method} on Flower
 
 On every machine: `pip install {distributions}`, the same versions everywhere.
@@ -46,7 +54,7 @@ Every client on a machine of its own (on one machine, each needs a --port of its
         --node-config 'client=0 data="/path/to/client-0.npz"'
 
 `client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
-The client's memories are stored beside it, in client-0.state.
+{validation}The client's memories are stored beside it, in client-0.state.
 
 Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
 
@@ -61,14 +69,21 @@ last checkpoint when started again. Use `--insecure` for trials only: Flower's d
 explains how to set up certificates.
 """
 
+VALIDATION = "The node holds {:.3g} of the samples in x out for validation.\n"
+
 
 def refuse(prepared: Prepared) -> None:
-    """Raise `OptionError` if the experiment needs pooled samples."""
+    """Raise `OptionError` if the experiment needs pooled samples, or cannot be divided."""
     experiment = prepared.experiment
     if "pools-samples" in experiment.inference.tags:
         raise OptionError(
             f"inference {experiment.inference.name} trains on the pooled samples of all clients, "
             "but a node holds those of one client; run it with --engine local or --engine flower"
+        )
+    if experiment.label_noise and experiment.data.validation_fraction:
+        raise OptionError(
+            "--validation-fraction: nodes hold out their validation samples themselves, but "
+            "--label-noise has made labels wrong by then; leave one of the two out"
         )
     if experiment.run.pretrain:
         raise OptionError(
@@ -121,6 +136,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
     except OSError as error:
         raise RunError(f"{folder} cannot be created ({error.strerror})") from None
     problem, experiment = prepared.problem, prepared.experiment
+    data = experiment.data
     form = form_of(prepared)
     labels, outputs = form["task"] == "classification", form["outputs"]
     needed = sorted(used_distributions(experiment, registry))
@@ -133,9 +149,10 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
         "README.md": README.format(
             method=experiment.method,
             distributions=" ".join(needed),
-            last=experiment.data.clients - 1,
-            shape=form["shape"],
+            last=data.clients - 1,
+            shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
+            validation=VALIDATION.format(share) if (share := data.validation_fraction) else "",
             out=out,
         ),
     }
@@ -144,15 +161,32 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
     if with_data:
         (folder / "nodes").mkdir()
         for client in (*problem.clients, *problem.novel):
-            _save(folder / "nodes" / f"client-{client}.npz", client, problem.train, problem.test)
+            _save(folder / "nodes" / f"client-{client}.npz", client, prepared)
 
 
-def _save(path: Path, client: int, train: Shares, test: Shares) -> None:
-    arrays = dict(zip(("x", "y"), train.of(client), strict=True))
+def _save(path: Path, client: int, prepared: Prepared) -> None:
+    test = prepared.problem.test
+    arrays = dict(zip(("x", "y"), _training_samples(prepared, client), strict=True))
     if test.size(client):
         arrays |= dict(zip(("x_test", "y_test"), test.of(client), strict=True))
     plain: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
     np.savez_compressed(path, **plain)
+
+
+def _training_samples(prepared: Prepared, client: int) -> tuple[Tensor, Tensor]:
+    """Return a client's samples with those for validation where the node will find them."""
+    problem, experiment = prepared.problem, prepared.experiment
+    train = problem.train.of(client)
+    if problem.validation is None:
+        return train
+    # `divide` groups a client's training samples by class; so were these before the split.
+    pooled = [torch.cat(both) for both in zip(train, problem.validation.of(client), strict=True)]
+    x, y = pooled if problem.likelihood.task == "regression" else (pooled[0], pooled[1].sort()[0])
+    dataset = Dataset("node", problem.likelihood.task, x.numpy(), y.numpy())
+    stream = validation_stream(experiment.run.seed, client)
+    rows = hold_out(dataset, np.arange(len(y)), experiment.data.validation_fraction, stream)
+    order = np.argsort(np.concatenate(rows))
+    return pooled[0][order], pooled[1][order]
 
 
 def _project(experiment: Experiment, out: str) -> dict[str, Any]:

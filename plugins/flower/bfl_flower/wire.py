@@ -136,16 +136,17 @@ class Task:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
-        """Return the content of the answer: a result, an evaluation, an error, or nothing."""
-        if not replies:
-            return pack({})
-        (reply,) = replies
-        if isinstance(reply, ClientError):
-            return pack({"error": reply.reason})
-        if isinstance(reply, LocalResult):
-            return pack({"examples": int(reply.examples[0])}, _of_result(reply))
-        curves = [(axis, value) for axis, points in reply.curves.items() for value in points]
-        return pack({"shared": reply.shared is not None, "curves": curves}, _of_sums(reply))
+        """Return the content of the answer: a result, an error, or any number of evaluations."""
+        for reply in replies:
+            if isinstance(reply, ClientError):
+                return pack({"error": reply.reason})
+            if isinstance(reply, LocalResult):
+                return pack({"examples": int(reply.examples[0])}, _of_result(reply))
+        found = [reply for reply in replies if isinstance(reply, Evaluation)]
+        sums = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
+        return pack(
+            {"evaluations": [*map(_form, found)]}, {n: t for of in sums for n, t in of.items()}
+        )
 
     def read(self, content: RecordDict) -> list[Reply]:
         """Read the content written by `answer`; if malformed, return a `ClientError`."""
@@ -153,10 +154,12 @@ class Task:
             fields, tensors = unpack(content, self.broadcast.start.mean.device)
             if "error" in fields:
                 return [ClientError(self.client, self.stage_name, str(fields["error"]))]
-            if not fields and self.stage == EVALUATE:
-                return []
-            read = self._result if self.stage == FIT else self._evaluation
-            return [read(fields, tensors)]
+            if self.stage == FIT:
+                return [self._result(fields, tensors)]
+            return [
+                self._evaluation(form, within(tensors, f"{i}."))
+                for i, form in enumerate(fields["evaluations"])
+            ]
         except MalformedError as error:
             reason = f"malformed reply ({error})"
         except Exception as error:  # noqa: BLE001 - a client may send anything
@@ -184,7 +187,8 @@ class Task:
         for i, (axis, value) in enumerate(fields["curves"]):
             curves.setdefault(str(axis), {})[float(value)] = within(tensors, f"curve.{i}.")
         shared = within(tensors, "shared.") if fields["shared"] else None
-        return Evaluation(self.client, within(tensors, "personal."), shared, curves)
+        personal, validation = within(tensors, "personal."), bool(fields["validation"])
+        return Evaluation(self.client, personal, shared, curves, validation)
 
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:
@@ -196,10 +200,18 @@ def _of_result(result: LocalResult) -> dict[str, Tensor]:
     }
 
 
-def _of_sums(found: Evaluation) -> dict[str, Tensor]:
+def _form(found: Evaluation) -> dict[str, Any]:
+    curves = [(axis, value) for axis, points in found.curves.items() for value in points]
+    shared = found.shared is not None
+    return {"shared": shared, "curves": curves, "validation": found.validation}
+
+
+def _of_sums(prefix: str, found: Evaluation) -> dict[str, Tensor]:
     points = [sums for points in found.curves.values() for sums in points.values()]
+    groups = {"personal": found.personal, "shared": found.shared or {}}
+    groups |= {f"curve.{i}": sums for i, sums in enumerate(points)}
     return {
-        **{f"personal.{name}": tensor for name, tensor in found.personal.items()},
-        **{f"shared.{name}": tensor for name, tensor in (found.shared or {}).items()},
-        **{f"curve.{i}.{name}": t for i, sums in enumerate(points) for name, t in sums.items()},
+        f"{prefix}{group}.{name}": tensor
+        for group, sums in groups.items()
+        for name, tensor in sums.items()
     }

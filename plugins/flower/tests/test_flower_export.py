@@ -62,6 +62,20 @@ def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
         assert all(map(torch.equal, mine.of(1), theirs.of(1)))
 
 
+def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
+    flags = ("--data", "digits", "--clients", "3", "--input-range", "-1,1")
+    status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
+    assert status == 0, err
+    app = tmp_path / "app"
+    experiment = experiment_of(app)
+    whole = prepare(experiment).problem
+    own = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    assert float(own.train.x.min()) == -1
+    for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):
+        assert all(map(torch.equal, mine.of(1), theirs.of(1)))
+    assert "samples [1, 8, 8] of floats in [-1, 1]" in (app / "README.md").read_text()
+
+
 def test_data_of_another_form_is_refused(bfl, tmp_path):
     assert bfl("flower", "export", "app", "fedavg", *TINY, "--without-data")[0] == 0
     app = tmp_path / "app"
@@ -141,10 +155,12 @@ def records(run):
 
 
 @pytest.mark.thorough
-def test_a_server_and_three_nodes_one_killed_give_the_local_numbers_and_finish(bfl, tmp_path):
-    flags = (*TINY, "--rounds", "4", "--eval-every", "1", "--client-timeout", "60")
-    assert bfl("run", "bpfed", *flags[:-2], "--out", "local", "--quiet")[0] == 0
-    assert bfl("flower", "export", "app", "bpfed", *flags)[0] == 0
+@pytest.mark.parametrize("method", ["bpfed", "em-tdamp"])
+def test_a_server_and_three_nodes_one_killed_give_the_local_numbers(bfl, tmp_path, method):
+    raw = ("-o", "dataset.standardise=true")
+    flags = (*TINY, *raw, "--rounds", "4", "--eval-every", "1", "--client-timeout", "60")
+    assert bfl("run", method, *flags[:-2], "--out", "local", "--quiet")[0] == 0
+    assert bfl("flower", "export", "app", method, *flags)[0] == 0
     app, run = tmp_path / "app", tmp_path / "app" / "run"
     address = f"127.0.0.1:{free_port()}"
     home = tmp_path / "flwr"
@@ -189,3 +205,29 @@ def test_a_server_and_three_nodes_one_killed_give_the_local_numbers_and_finish(b
     assert {entry["client"] for entry in last["dropped"]} == {2}
     held = list((app / "nodes").glob("client-0.state/*/*.safetensors"))
     assert 1 <= len(held) <= 2  # the personal state stays on the node
+
+
+@pytest.mark.parametrize("data", [(), ("-o", "dataset.classes=0")], ids=["classes", "regression"])
+def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
+    flags = (*TINY, *data, "--validation-fraction", "0.3")
+    assert bfl("flower", "export", "app", "fedavg", *flags)[0] == 0
+    app = tmp_path / "app"
+    assert (
+        "The node holds 0.3 of the samples in x out for validation."
+        in (app / "README.md").read_text()
+    )
+    experiment = experiment_of(app)
+    whole = prepare(experiment).problem
+    for client in range(3):
+        own = node_problem(app, experiment, client, app / "nodes" / f"client-{client}.npz")
+        assert own.validation.size(client) > 0
+        for mine, theirs in zip(own.samples, whole.samples, strict=True):
+            assert all(map(torch.equal, mine.of(client), theirs.of(client)))
+
+
+def test_wrong_labels_cannot_be_kept_out_of_a_nodes_validation_samples(bfl, tmp_path):
+    flags = (*TINY, "--validation-fraction", "0.3", "--label-noise", "pair:0.1")
+    status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "leave one of the two out" in err
+    assert not (tmp_path / "app").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import attrs
 import pytest
 
 from bfl_flower.app import DATA, node_problem, without_samples
@@ -33,18 +32,18 @@ def experiment_of(method):
         "rounds": 3,
         "seed": 4,
         "data": {"data": "synthetic", "partition": "natural", "clients": 3},
-        "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
+        "dataset": {
+            "owners": 3,
+            "samples": 20,
+            "features": 6,
+            "classes": 3,
+            "standardise": True,  # by what the clients answer
+        },
         "model": {"name": "mlp", "hidden": (5,)},
         "inference": {name: value for name, value in QUICK.items() if name in known},
         "engine": {"workers": 1},
     }
     return resolve(REGISTRY, method, {}, flags)
-
-
-def raw(method):
-    """Return an experiment whose features are to be standardised by what the clients answer."""
-    prepared = prepare(experiment_of(method))
-    return attrs.evolve(prepared, problem=attrs.evolve(prepared.problem, standardise=True))
 
 
 def records(folder):
@@ -55,7 +54,7 @@ def records(folder):
 @pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exported_method_gives_the_local_numbers_on_raw_features(method, tmp_path):
-    prepared = raw(method)
+    prepared = prepare(experiment_of(method))
     execute(prepared, RunDirectory.create(tmp_path / "local", prepared, REGISTRY))
     app = tmp_path / "app"
     refuse(prepared)
@@ -75,4 +74,4 @@ def test_an_exported_method_gives_the_local_numbers_on_raw_features(method, tmp_
 
 def test_a_method_that_pools_samples_is_refused_by_its_tag():
     with pytest.raises(OptionError, match="inference pooled trains on the pooled samples of all"):
-        refuse(raw("centralised"))
+        refuse(prepare(experiment_of("centralised")))

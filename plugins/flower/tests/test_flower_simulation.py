@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from bflcore.registry.loading import load_registry
+
 BFL = str(Path(sys.executable).with_name("bfl"))
 DATA = ("--data", "synthetic", "--partition", "natural", "--clients", "4", "-o", "dataset.owners=4")
-RUN = (*DATA, "-o", "dataset.samples=30", "--rounds", "3", "--cohort", "2", "--eval-every", "1")
+RAW = ("-o", "dataset.samples=30", "-o", "dataset.standardise=true")  # by the clients' answers
+RUN = (*DATA, *RAW, "--rounds", "3", "--cohort", "2", "--eval-every", "1")
+METHODS = sorted(name for name in load_registry().methods if name != "centralised")
 
 
 def command(folder, *arguments):
@@ -33,10 +37,7 @@ def records(run):
     "method",
     [
         "bpfed",  # personal memories, a client held out of training
-        pytest.param("superfed-mm", marks=pytest.mark.thorough),
-        pytest.param("em-tdamp", marks=pytest.mark.thorough),
-        pytest.param("scaffold", marks=pytest.mark.thorough),
-        pytest.param("fedsi", marks=pytest.mark.thorough),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in METHODS if name != "bpfed"),
     ],
 )
 def test_the_metrics_are_the_local_engines(method, tmp_path):

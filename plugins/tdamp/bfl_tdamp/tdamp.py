@@ -6,7 +6,7 @@ This module sweeps over minibatches; `message_passing` processes one of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -14,7 +14,6 @@ from bfl_tdamp.message_passing import Pace, State, forward_pass, own, pass_messa
 from bfl_tdamp.network import chain, layers, parameter_names
 from bfl_tdamp.posterior import CERTAIN, BernoulliGaussian, groups
 from bflcore import (
-    Component,
     Examples,
     IncompatibleError,
     LocalInference,
@@ -38,11 +37,10 @@ if TYPE_CHECKING:
         Aggregator,
         Broadcast,
         Cohort,
-        HyperUpdate,
+        Component,
         LocalResult,
         Posterior,
         Problem,
-        Weighting,
     )
     from bflcore.inference.gradient import Batch
 else:
@@ -140,10 +138,11 @@ class Tdamp(LocalInference):
                 "regression target(s); allowed: one output per target"
             )
 
-    def check_parts(self, aggregator: Aggregator, weighting: Weighting, hyper: HyperUpdate) -> None:
+    def check_parts(self, parts: Mapping[str, Component]) -> None:
         """Raise `IncompatibleError` unless the weights undo the factor n/n_k of `pooled`."""
-        if self.pooled and not (aggregator.weighs and isinstance(weighting, Examples)):
-            part: Component = weighting if aggregator.weighs else aggregator
+        aggregator = cast("Aggregator", parts["aggregator"])
+        if self.pooled and not (aggregator.weighs and isinstance(parts["weighting"], Examples)):
+            part = parts["weighting"] if aggregator.weighs else aggregator
             raise IncompatibleError(
                 f"inference tdamp: {part.kind} {part.name} does not weigh client k by n_k/n, which "
                 "pooled = true relies on; allowed: --weighting examples with an aggregator that "

@@ -499,8 +499,8 @@ def test_pooled_counts_are_refused_by_rules_that_ignore_weights():
         weighs = False
 
     with pytest.raises(IncompatibleError, match="aggregator deaf does not weigh"):
-        Tdamp().check_parts(Deaf(), Examples(), EMGroupSparse())
-    Tdamp(pooled=False).check_parts(Deaf(), Examples(), EMGroupSparse())
+        Tdamp().check_parts({"aggregator": Deaf(), "weighting": Examples()})
+    Tdamp(pooled=False).check_parts({"aggregator": Deaf(), "weighting": Examples()})
 
 
 def test_options_are_bounded():
