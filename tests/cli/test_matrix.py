@@ -22,7 +22,7 @@ from bflcore.engines.local import Local
 from bflcore.experiments.compatibility import FITTED, check
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.testing.problems import IMAGE, Replies, convolutional, dense, problem
+from bflcore.testing.problems import IMAGE, Replies, convolutional, dense, problem, surveyed
 
 REGISTRY = load_registry()
 INFERENCES = [part.name for part in REGISTRY.inferences.values()]
@@ -70,6 +70,7 @@ def accepted_problem(inference):
         row = combinations_of(inference.name, fits=True)[0]
         try:
             inference.check(of)
+            of = surveyed(inference, of)
             sent = begin(recipe_of(row), of)
             with Local(workers=1).open(of, inference, 10) as session:
                 replies = list(session.fit(sent, of.clients))
