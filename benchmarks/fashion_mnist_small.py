@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from math import sqrt
@@ -31,7 +32,6 @@ DATA = (
     "--test-per-class 950 --model mlp --workers 1"
 )
 METRICS = ("accuracy", "ece", "mce", "brier", "nll")
-DRAWS = "-o inference.predict_draws=50"
 TIMED = 2  # rounds
 
 
@@ -50,12 +50,12 @@ class Row:
 
 
 ROWS = {
-    "bpfed": Row(f"bpfed {DRAWS}", 86.54, 89.68, (9.3, 29.9, 0.209, 8.9)),
+    "bpfed": Row("bpfed", 86.54, 89.68, (9.3, 29.9, 0.209, 8.9)),
     "fedsi": Row("fedsi", 88.41, None, (5.7, 23.2, 0.182, None)),
     "fedsi-fac": Row("fedsi-fac", 86.55, None, (6.8, 28.3, 0.281, None)),
     "local": Row("local", 86.51),
     "fedavg": Row("fedavg", 81.28, 81.22),
-    "fedavg-sgd": Row("fedavg --lr 0.1 -o inference.optimiser=sgd"),
+    "fedavg-adam": Row("fedavg"),
     "fedavg-ft": Row("fedavg-ft", 88.05),
     "fedprox": Row("fedprox"),
     "scaffold": Row("scaffold"),
@@ -67,7 +67,7 @@ ROWS = {
     "apfl": Row("apfl"),
     "pfedme": Row("pfedme", None, 89.24),
     "ditto": Row("ditto"),
-    "pfedbayes": Row(f"pfedbayes {DRAWS}", 76.74, 87.91, (6.2, 28.7, 0.190, 9.2)),
+    "pfedbayes": Row("pfedbayes", 76.74, 87.91, (6.2, 28.7, 0.190, 9.2)),
     "fedpop": Row("fedpop", 83.75, 86.63, (10.3, 28.0, 0.237, 9.7)),
     "sgd-group-sparse": Row("sgd-group-sparse"),
     "group-snip": Row("group-snip"),
@@ -82,9 +82,9 @@ python benchmarks/fashion_mnist_small.py
 ```
 
 Each cell is `bfl run METHOD {data} --rounds N --eval-every N --seed S`
-with the method's defaults, [chosen on validation samples](defaults.md) with other seeds, and 50
-parameter draws per prediction where a Gaussian predicts. `fashion-mnist-small.json` has every
-command and the numbers of every seed.
+with the options [chosen on validation samples](defaults.md) of other seeds where that page names
+the method, and its defaults otherwise (`fedavg-adam`: those of `fedavg`). All commands, and the
+numbers of every seed, are in `fashion-mnist-small.json`.
 
 All values are those of the last round: mean +- standard deviation over seeds {seeds}.
 Accuracy is the mean over clients; the other metrics are pooled over samples, with 10 bins. The
@@ -118,7 +118,7 @@ def main() -> None:
     rounds = dict.fromkeys(ROWS, given.rounds)
     rounds |= dict.fromkeys(("fedsi", "fedsi-fac"), given.fedsi_rounds)
     rounds |= {"bpfed": given.bpfed_rounds}
-    table = Table(given.runs, rounds, given.seeds)
+    table = Table(given.runs, rounds, given.seeds, chosen_flags())
     if given.pages:
         table.write()
         return
@@ -137,22 +137,35 @@ def main() -> None:
             table.write()
 
 
+def chosen_flags() -> dict[str, str]:
+    """Return the flags that choose_defaults.py chose on validation samples, by method."""
+    decisions = json.loads((RESULTS / "defaults.json").read_text())["decisions"]
+    chosen: dict[str, str] = {}
+    for decision in decisions:
+        before = chosen.get(decision["method"], "")
+        chosen[decision["method"]] = f"{before} {decision['chosen']}".strip()
+    return chosen
+
+
 @attrs.frozen
 class Table:
-    """Where the runs are, how long each method trains, and the seeds of the pages."""
+    """Where the runs are, the rounds of each row, the seeds, and the flags chosen for a method."""
 
     runs: Path
     rounds: Mapping[str, int]
     seeds: Sequence[int]
+    chosen: Mapping[str, str]
 
     def folder(self, name: str, seed: int, rounds: int | None = None) -> Path:
         """Return where a finished cell is."""
-        return self.runs / f"{name}-{rounds or self.rounds[name]}-{seed}"
+        digest = zlib.crc32(self.command(name, rounds).encode())
+        return self.runs / f"{name}-{rounds or self.rounds[name]}-{seed}-{digest:08x}"
 
     def command(self, name: str, rounds: int | None = None) -> str:
         """Return a row's command, without seed and folder."""
         number = rounds or self.rounds[name]
-        return f"bfl run {ROWS[name].flags} {DATA} --rounds {number} --eval-every {number}"
+        flags = f"{ROWS[name].flags} {self.chosen.get(name, '')}".strip()
+        return f"bfl run {flags} {DATA} --rounds {number} --eval-every {number}"
 
     def run(self, name: str, seed: int, rounds: int | None = None) -> dict[str, Any]:
         """Run one cell unless it is there and return its summary; an interrupted one is redone."""

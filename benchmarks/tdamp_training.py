@@ -7,10 +7,13 @@
 
 Fashion-MNIST has its own 60,000 training and 10,000 test images; the others are divided anew by
 every seed. Prints the mean over seeds of the test error (normalised mean squared, or share of
-wrong labels) after some rounds; one round is `--sweeps` passes over every client's data. Adam is
-the method `fedavg`, which with one client is Adam (its moments restart each round). EM-TDAMP is
-trained once and read twice: with propagated moments and with posterior means alone. Seconds are
-those of the training of one seed, without its predictions.
+wrong labels) after some rounds, where one round is `--sweeps` passes over every client's data; with
+`--paired`, also how much the last round's error and NLL differ from those of Adam with this rate,
+paired by seed, with the standard error. Adam is the method `fedavg`, which with one client is Adam
+(its moments restart each round). EM-TDAMP is trained once and read twice: with propagated moments
+and with posterior means alone. Seconds are those of the training of one seed, without its
+predictions. With `--validate`, everything is trained on four fifths of each client's training
+samples and measured on the others: for choices.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ import torch
 
 from bflcore import Broadcast
 from bflcore.data.sources import FashionMNIST
+from bflcore.errors import RoundError
 from bflcore.experiments.prepare import Prepared, prepare
 from bflcore.experiments.resolve import resolve
+from bflcore.problem import Shares
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round, survey
 
@@ -121,6 +126,8 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=RATES, help="of Adam")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--test-fraction", type=float, default=0.2016)
+    parser.add_argument("--validate", action="store_true", help="measure on training samples")
+    parser.add_argument("--paired", type=float, help="rate of the Adam to compare with, by seed")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.data == "fashion-mnist":
@@ -128,34 +135,104 @@ def main() -> None:
         compare(arguments)
 
 
+def held_out(run: Prepared, seed: int) -> Prepared:
+    """Return the run with a fifth of each client's training samples in place of the test samples.
+
+    They are drawn by the seed, and are not trained on.
+    """
+    problem, noise = run.problem, np.random.default_rng(seed)
+    orders = [
+        problem.train.start[client] + noise.permutation(problem.train.size(client))
+        for client in range(len(problem.train.start))
+    ]
+    train, test = (
+        Shares.gather(problem.train.x, problem.train.y, rows)
+        for rows in ([o[len(o) // 5 :] for o in orders], [o[: len(o) // 5] for o in orders])
+    )
+    return attrs.evolve(run, problem=attrs.evolve(problem, train=train, test=test))
+
+
 def compare(arguments: argparse.Namespace) -> None:
     """Print a line for every contestant."""
-    adam = [(f"Adam {rate:g}", "fedavg", {"lr": rate}, {"": {}}) for rate in arguments.rates]
     readings = {f" {name}": {"predictive": name} for name in ("moments", "mean")}
+    adam = [(f"Adam {rate:g}", "fedavg", {"lr": rate}, {"": {}}) for rate in arguments.rates]
+    contestants = [*adam, ("EM-TDAMP", "em-tdamp", {}, readings)]
+    table(arguments, contestants, f"Adam {arguments.paired:g}" if arguments.paired else "")
+
+
+def table(
+    arguments: argparse.Namespace,
+    contestants: list[tuple[str, str, dict[str, Any], dict[str, dict[str, Any]]]],
+    reference: str,
+) -> None:
+    """Print a line for every contestant: label, method, its options, and ways to predict.
+
+    Differences are from the line `reference`, once it is there.
+    """
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     shown = [n for n in ROUNDS if n <= arguments.rounds]
-    for label, method, options, ways in [*adam, ("EM-TDAMP", "em-tdamp", {}, readings)]:
-        found: dict[str, list[list[dict[str, float]]]] = {way: [] for way in ways}
+    known: dict[str, list[list[dict[str, float]]]] = {}
+    for label, method, options, ways in contestants:
         seconds = 0.0
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            run = prepared(arguments, method, seed, **options)
-            for rows in found.values():
-                rows.append([])
-            for done, (broadcast, taken) in enumerate(train(run, arguments.rounds), 1):
-                seconds += taken
-                if done in shown:
-                    for way, reading in ways.items():
-                        found[way][-1].append(figures(run, broadcast, **reading))
-        for way, runs in found.items():
-            errors = np.mean([[error(row) for row in rows] for rows in runs], 0)
-            last = {key: np.mean([rows[-1][key] for rows in runs]) for key in ("nll", "ece")
-                    if key in runs[0][-1]}  # fmt: skip
-            print(
-                f"{label + way:18s}",
-                *(f"{n}: {value:.4f}" for n, value in zip(shown, errors, strict=True)),
-                *(f"{key} {value:.4f}" for key, value in last.items()),
-                f"{seconds / arguments.seeds:.1f} s",
-                flush=True,
-            )
+        for seed in seeds:
+            rows, taken = curve(arguments, method, seed, options, ways)
+            seconds += taken
+            for way, row in rows.items():
+                known.setdefault(label + way, []).append(row)
+        for name in (label + way for way in ways):
+            print(line(known[name], shown, known.get(reference), name),
+                  f"{seconds / len(seeds):.1f} s", flush=True)  # fmt: skip
+
+
+def curve(
+    arguments: argparse.Namespace,
+    method: str,
+    seed: int,
+    options: dict[str, Any],
+    ways: dict[str, dict[str, Any]],
+) -> tuple[dict[str, list[dict[str, float]]], float]:
+    """Return the metrics after some rounds for each way to predict, and the seconds of training.
+
+    A run in which every client failed has an error of NaN from then on.
+    """
+    run, seconds = prepared(arguments, method, seed, **options), 0.0
+    if getattr(arguments, "validate", False):
+        run = held_out(run, seed)
+    shown = [n for n in ROUNDS if n <= arguments.rounds]
+    rows: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    try:
+        for done, (broadcast, taken) in enumerate(train(run, arguments.rounds), 1):
+            seconds += taken
+            if done in shown:
+                for way, reading in ways.items():
+                    rows[way].append(figures(run, broadcast, **reading))
+    except RoundError:
+        failed = dict.fromkeys(("accuracy", "nll"), float("nan"))
+        for row in rows.values():
+            row.extend([failed] * (len(shown) - len(row)))
+    return rows, seconds
+
+
+def line(
+    runs: list[list[dict[str, float]]],
+    shown: list[int],
+    reference: list[list[dict[str, float]]] | None,
+    name: str,
+) -> str:
+    """Return means over seeds, and paired differences from the reference in the last round."""
+    errors = np.mean([[error(row) for row in rows] for rows in runs], 0)
+    parts = [f"{name:20s}", *(f"{n}: {value:.4f}" for n, value in zip(shown, errors, strict=True))]
+    parts += [
+        f"{key} {np.mean([rows[-1].get(key, np.nan) for rows in runs]):.4f}"
+        for key in ("nll", "ece")
+        if key in runs[0][-1]
+    ]
+    if reference is not None and reference is not runs and len(runs) > 1:
+        for key, of in (("error", error), ("nll", lambda row: row["nll"])):
+            gaps = [of(a[-1]) - of(b[-1]) for a, b in zip(runs, reference, strict=True)]
+            spread = np.std(gaps, ddof=1) / len(gaps) ** 0.5
+            parts.append(f"{key} {np.mean(gaps):+.4f} +- {spread:.4f}")
+    return " ".join(parts)
 
 
 def error(row: dict[str, float]) -> float:

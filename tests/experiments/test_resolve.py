@@ -44,9 +44,9 @@ class Particular(Map):
     name = "particular"
     even: bool = option(False, "equal weights")
 
-    def check_parts(self, aggregator, weighting, hyper):
-        if self.even and weighting.name != "equal":
-            found = ", ".join(part.name for part in (aggregator, weighting, hyper))
+    def check_parts(self, parts):
+        if self.even and parts["weighting"].name != "equal":
+            found = ", ".join(parts[kind].name for kind in ("aggregator", "weighting", "hyper"))
             raise IncompatibleError(f"no: {found}")
 
 

@@ -215,6 +215,18 @@ def test_the_factorised_posterior_leaves_correlations_out():
     assert one
 
 
+def test_cholesky_needs_the_lower_triangle_alone_which_is_formed_in_strips(monkeypatch):
+    monkeypatch.setattr(laplace, "STRIP", 3)
+    first, second = normal(9, 8, seed=1), normal(5, 8, seed=2)
+    gram = torch.zeros(8, 8, dtype=DOUBLE)
+    for rows in (first, second):
+        laplace.add_gram(gram, rows)
+    expected = first.T @ first + second.T @ second
+    torch.testing.assert_close(gram.tril(), expected.tril())
+    assert not gram[:3, 3:].any()
+    torch.testing.assert_close(laplace.cholesky(gram), torch.linalg.cholesky(expected))
+
+
 def test_a_matrix_that_is_barely_indefinite_gets_a_jitter_and_a_warning():
     matrix = torch.diag(torch.tensor([1.0, 1.0, -1e-8], dtype=DOUBLE))
     with pytest.warns(RuntimeWarning, match="1e-07 of its mean diagonal"):
