@@ -46,6 +46,7 @@ SEEDS = (0, 1)
 METRICS = ("accuracy", "nll", "ece")
 DRAWN = ("accuracy", "ece")
 VARIATIONAL = {"initial_sigma": 0.0486, "prior_sigma": 1.0, "kl_weight": 1.0}
+DRAWS = 10  # per prediction
 CONSOLIDATION = {"rules": ("dwc", "conflation"), "local_epochs": 100, "pretrain": 0.1}
 
 # The last round that counts as early, and how many evaluated rounds are late.
@@ -101,7 +102,7 @@ class Cell:
             "engine": {"workers": 1},
         }
         if method == "fedvi":
-            inference |= VARIATIONAL
+            inference |= VARIATIONAL | {"predict_draws": DRAWS}
             file["aggregator"] = {"name": self.rule}
         else:
             inference |= {"lr_decay": 0.04, "lr_decay_after": 50}
