@@ -73,36 +73,57 @@ def normal(alpha: Tensor, logs: bool = True) -> Normal:
     Without `logs` the logarithm is not computed (`log_cdf` is `cdf`).
     """
     body = alpha.clamp(-TAIL[alpha.dtype], 1e4)
-    cdf = torch.special.erfc(body * -math.sqrt(0.5)).mul_(0.5)
-    return _truncated(alpha, body, _density(body), cdf, logs)
+    return _truncated(alpha, body, _density(body), _cdf(body), logs)
+
+
+def log_cdf(alpha: Tensor) -> Tensor:
+    """Return log P(t < alpha), the `log_cdf` of `normal` alone."""
+    cut = TAIL[alpha.dtype]
+    found = _cdf(alpha.clamp_min(-cut)).log_()
+    tail = (alpha < -cut).nonzero(as_tuple=True)
+    if len(tail[0]):
+        found[tail] = _log_tail(-alpha[tail])[0]
+    return found
+
+
+def _cdf(alpha: Tensor) -> Tensor:
+    return torch.special.erfc(alpha * -math.sqrt(0.5)).mul_(0.5)
 
 
 def _density(alpha: Tensor) -> Tensor:
     return alpha.square().mul_(-0.5).sub_(LOG_ROOT_2PI).exp_()
 
 
-def _truncated(alpha: Tensor, body: Tensor, density: Tensor, cdf: Tensor, logs: bool) -> Normal:
-    """Complete `normal` from density and CDF at `body`, alpha without its tail.
+def _log_tail(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log P(s < -t) and E[s - t | s > t] for a large t, by the series of Mills' ratio.
 
-    The tail uses the series of Mills' ratio with t = -alpha (Abramowitz & Stegun 1964, 26.2.12).
+    Abramowitz & Stegun 1964, 26.2.12.
     """
-    cut = TAIL[alpha.dtype]
+    s = t.square().reciprocal()
+    excess = (1 - s * (2 - s * (10 - s * (74 - 706 * s)))) / t
+    return -0.5 * t.square() - LOG_ROOT_2PI - (t + excess).log(), excess
+
+
+def _truncated(alpha: Tensor, body: Tensor, density: Tensor, cdf: Tensor, logs: bool) -> Normal:
+    """Complete `normal` from density and CDF at `body`, which is alpha without its tail.
+
+    The few entries in the tail are computed apart, which is faster than both ways for all.
+    """
     ratio = density / cdf
     excess = body + ratio
-    variance = 1 - ratio * excess
-    log_cdf = cdf.log() if logs else cdf
-    tail = alpha < -cut
-    if bool(tail.any()):
-        t = (-alpha).clamp_min(cut)
+    found = Normal(cdf, cdf.log() if logs else cdf, ratio, excess, 1 - ratio * excess)
+    tail = (alpha < -TAIL[alpha.dtype]).nonzero(as_tuple=True)
+    if len(tail[0]):
+        t = -alpha[tail]
         s = t.square().reciprocal()
-        series = (1 - s * (2 - s * (10 - s * (74 - 706 * s)))) / t
-        excess = torch.where(tail, series, excess)
-        variance = torch.where(tail, s * (1 - s * (6 - s * (50 - 518 * s))), variance)
-        ratio = torch.where(tail, t + series, ratio)
-        log_tail = -0.5 * t.square() - LOG_ROOT_2PI - (t + series).log()
-        log_cdf = torch.where(tail, log_tail, log_cdf) if logs else log_cdf
-        cdf = torch.where(tail, log_tail.exp(), cdf)
-    return Normal(cdf, log_cdf, ratio, excess, variance)
+        log_tail, over = _log_tail(t)
+        if logs:
+            found.log_cdf[tail] = log_tail
+        found.cdf[tail] = log_tail.exp()
+        found.ratio[tail] = t + over
+        found.excess[tail] = over
+        found.variance[tail] = s * (1 - s * (6 - s * (50 - 518 * s)))
+    return found
 
 
 class Rectified(NamedTuple):
@@ -128,24 +149,16 @@ def relu_forward(p: Tensor, variance: Tensor) -> Rectified:
     """
     deviation = variance.sqrt()
     alpha = p / deviation
-    size = alpha.abs()
-    density = _density(size)
-    small = torch.special.erfc(size.mul_(math.sqrt(0.5))).mul_(0.5)  # the smaller of Phi and Q
-    large = 1 - small
-    positive = alpha > 0
-    cdf, rest = torch.where(positive, large, small), torch.where(positive, small, large)
+    density, cdf, rest = _density(alpha), _cdf(alpha), _cdf(-alpha)
     mean = torch.addcmul(p * cdf, deviation, density)
-    spread = torch.addcmul(cdf, alpha.square(), small * large)
+    spread = torch.addcmul(cdf, alpha.square(), cdf * rest)
     spread.addcmul_(alpha * density, cdf - rest, value=-1).addcmul_(density, density, value=-1)
     spread.mul_(variance).clamp_min_(0)
-    body = (-alpha).clamp_min_(-TAIL[alpha.dtype])
-    return Rectified(p, variance, deviation, _below(alpha, body, density, rest), mean, spread)
-
-
-def _below(alpha: Tensor, body: Tensor, density: Tensor, cdf: Tensor) -> Normal:
-    """Return `normal` at -alpha, given density and CDF there; both underflow far in the tail."""
+    # Far in the tail, density and CDF vanish; their quotient is replaced.
     floor = math.exp(-0.5 * TAIL[alpha.dtype] ** 2) / TAIL[alpha.dtype] ** 3
-    return _truncated(-alpha, body, density, cdf.clamp_min(floor), logs=True)
+    body = (-alpha).clamp_min_(-TAIL[alpha.dtype])
+    below = _truncated(-alpha, body, density, rest.clamp_min_(floor), logs=True)
+    return Rectified(p, variance, deviation, below, mean, spread)
 
 
 def relu_backward(z: Rectified, field: Tensor, precision: Tensor) -> Residual:
@@ -224,7 +237,7 @@ def label_log_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tenso
     """
     total = noise[..., None] + variance[..., :, None] + variance[..., None, :]
     gaps = (p[..., :, None] - p[..., None, :]) / total.sqrt()  # [..., C, C], 0 where j = c
-    return normal(gaps).log_cdf.sum(-1).log_softmax(-1)
+    return log_cdf(gaps).sum(-1).log_softmax(-1)
 
 
 def probit_probabilities(p: Tensor, variance: Tensor, noise: Tensor) -> Tensor:

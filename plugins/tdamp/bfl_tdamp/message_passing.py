@@ -112,18 +112,16 @@ class Forward:
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """Module A's posterior of a layer's slabs, and what is known of the change without a product.
+    """Module A's posterior of a layer's slabs.
 
     `weights` and `bias` are the change of the mean mu+ - mu, and the variance v+; `effect`
-    ``[k, M, N]`` is the change of the weights' posterior mean. For the change of each row: `gain`
-    ``[k, M]`` is that of the log likelihood, to first order, and `cost` ``[k, M]`` that of the
-    prior.
+    ``[k, M, N]`` is the change of the weights' posterior mean, and `cost` ``[k, M]`` that of each
+    row under the prior.
     """
 
     weights: Slab
     bias: Slab | None
     effect: Tensor
-    gain: Tensor
     cost: Tensor
 
     @property
@@ -155,7 +153,7 @@ def pass_messages(
     if pace.search:
         lengths = line_search(passes, proposals, messages)
     else:
-        lengths = [torch.ones_like(proposal.gain) for proposal in proposals]
+        lengths = [torch.ones_like(proposal.cost) for proposal in proposals]
     for layer, velocities, proposal, length in zip(
         state.net, state.velocities, proposals, lengths, strict=True
     ):
@@ -224,19 +222,18 @@ def weight_update(layer: Layer, forward: Forward, message: Residual) -> Proposal
     """
     s, u = message
     mu, v = layer.weights
-    lam, g = u.mT @ forward.squares, s.mT @ forward.inputs
-    change = g.clone() if layer.kept else (forward.weights - mu).mul_(lam).add_(g)
+    lam, change = u.mT @ forward.squares, s.mT @ forward.inputs  # Lambda and g
+    if not layer.kept:  # the messages are expanded around the posterior means
+        change.addcmul_(forward.weights - mu, lam)
     variance = torch.div(v, lam.mul_(v).add_(1), out=lam)  # v+
     change.mul_(variance)  # mu+ - mu
     effect = change if layer.kept else layer.log_odds.sigmoid()[:, None] * change
-    gain = g.mul_(effect).sum(-1)
     cost = torch.square(change).div_(v).sum(-1)
     bias = None
     if layer.bias is not None:
         bias = _bias_update(layer.bias, message)
-        gain += s.sum(1) * bias.mean[:, 0]
         cost += (bias.mean.square() / layer.bias.variance)[:, 0]
-    return Proposal(Slab(change, variance), bias, effect, gain, cost)
+    return Proposal(Slab(change, variance), bias, effect, cost)
 
 
 def _bias_update(bias: Slab, message: Residual) -> Slab:
@@ -259,9 +256,9 @@ def line_search(
         moved = forward.inputs @ proposal.effect.mT
         if proposal.bias is not None:
             moved += proposal.bias.mean
-        curvature = proposal.cost + _curvature(moved, messages[depth])
-        length = _maximiser(proposal.gain, curvature)
-        gain = gain + (proposal.gain * length).sum(1)
+        rows = (moved * messages[depth].s).sum(1)  # the gain of every row's full step
+        length = _maximiser(rows, proposal.cost + _curvature(moved, messages[depth]))
+        gain = gain + (rows * length).sum(1)
         cost = cost + (proposal.cost * length.square()).sum(1)
         moved = moved * length[:, None]
         if change is not None:

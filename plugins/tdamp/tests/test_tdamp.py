@@ -139,8 +139,8 @@ def test_partial_sums_may_be_taken_in_any_grouping():
         problems.assert_same(rule.finish(rule.merge(left, right)), whole, f"cut at {cut}", 1e-10)
 
 
-def linear_problem(x, y, sizes=None):
-    network = nn.Sequential(nn.Linear(x.shape[1], 1, bias=False))
+def linear_problem(x, y, sizes=None, outputs=1):
+    network = nn.Sequential(nn.Linear(x.shape[1], outputs, bias=False))
     return separable(
         sizes or (len(x),),
         network=network,
@@ -201,47 +201,56 @@ def test_the_geometric_mean_of_pooled_clients_is_exact_regression_on_all_data():
 
 
 def overlapping():
-    """Return inputs whose columns are nearly the same: updates of one row add up."""
+    """Return inputs whose columns are nearly the same, and targets along and across them."""
     noise = problems.generator(8)
     common = torch.randn(40, 1, generator=noise, dtype=torch.float64)
-    x = common + 0.1 * torch.randn(40, 3, generator=noise, dtype=torch.float64)
-    return x, x.sum(1, keepdim=True)
+    x = common + 0.3 * torch.randn(40, 3, generator=noise, dtype=torch.float64)
+    return x, torch.stack([x.sum(1), 5 * (x[:, 0] - x[:, 1])], 1)
 
 
 def after_one_minibatch(**options):
-    """Return mu, v, mu+ and v+ ``[3]`` of one minibatch of `overlapping`, and S and U ``[40]``."""
+    """Return mu, v, mu+ and v+ ``[2, 3]`` of one minibatch of `overlapping`; S, U ``[40, 2]``."""
     x, y = overlapping()
-    of = linear_problem(x, y)
+    of = linear_problem(x, y, outputs=2)
     inference = sweeping(noise=0.5, batch_size=40, **options)
     broadcast = problems.first_broadcast(inference, of)
     found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
-    mu, v = (t.numpy() for t in (broadcast.start.slab_mean, broadcast.start.slab_variance))
-    inputs = x.numpy()
-    width = inputs**2 @ v + 0.5
-    message = ((y.numpy()[:, 0] - inputs @ mu) / width, 1 / width)
-    return mu, v, found.slab_mean[0].numpy(), found.slab_variance[0].numpy(), message
+    mu, v, mean, variance = (
+        t.numpy().reshape(2, 3)
+        for q in (broadcast.start, found)
+        for t in (q.slab_mean, q.slab_variance)
+    )
+    width = x.numpy() ** 2 @ v.T + 0.5
+    return mu, v, mean, variance, ((y.numpy() - x.numpy() @ mu.T) / width, 1 / width)
 
 
 def test_a_full_step_goes_to_the_conjugate_mean():
     mu, v, mean, variance, (s, u) = after_one_minibatch(line_search=False)
     x = overlapping()[0].numpy()
-    lam, g = u @ x**2, s @ x
+    lam, g = u.T @ x**2, s.T @ x
     assert variance == pytest.approx(v / (1 + v * lam))
     assert mean == pytest.approx(variance * (mu / v + mu * lam + g))
 
 
-def test_a_searched_step_maximises_the_local_quadratic_along_the_full_step():
+def test_a_searched_step_maximises_each_rows_local_quadratic_along_its_full_step():
     mu, v, mean, variance, (s, u) = after_one_minibatch()
     x = overlapping()[0].numpy()
-    full = variance * (s @ x)
+    best = []
+    for row in (0, 1):
+        full = variance[row] * (s[:, row] @ x)
 
-    def loss(t):
-        moved = t * x @ full
-        return -s @ moved + 0.5 * (u @ moved**2 + ((t * full) ** 2 / v).sum())
+        def loss(t, row=row, full=full):
+            moved = t * x @ full
+            prior = ((t * full) ** 2 / v[row]).sum()
+            return -s[:, row] @ moved + 0.5 * (u[:, row] @ moved**2 + prior)
 
-    best = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded", options={"xatol": 1e-9})
-    assert best.x < 0.5  # the full step overshoots
-    assert (mean - mu) / full == pytest.approx([best.x] * 3, rel=1e-5)
+        found = optimize.minimize_scalar(
+            loss, bounds=(0, 1), method="bounded", options={"xatol": 1e-9}
+        )
+        assert (mean - mu)[row] / full == pytest.approx([found.x] * 3, rel=1e-5)
+        best.append(found.x)
+    assert best[0] < 0.6  # along the common direction the full step overshoots
+    assert best[1] > best[0] + 0.1
 
 
 def test_the_first_outputs_scale_with_the_last_layers_means():

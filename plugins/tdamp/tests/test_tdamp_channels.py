@@ -73,6 +73,8 @@ def test_truncated_moments_hold_far_into_the_tail(alpha):
     assert float(found.excess) == pytest.approx(excess, rel=1e-8)
     assert float(found.variance) == pytest.approx(moment(2) / moment(0) - excess**2, abs=1e-8)
     assert float(found.log_cdf) == pytest.approx(stats.norm.logcdf(alpha), rel=1e-10)
+    alone = channels.log_cdf(torch.tensor([alpha], dtype=torch.float64))
+    assert float(alone) == pytest.approx(stats.norm.logcdf(alpha), rel=1e-10)
 
 
 def test_float32_stays_finite_and_close_to_float64():
