@@ -19,7 +19,8 @@ class BPFed(Method):
     reference = "Chen, Liu, Cao & Zhang 2023, Algorithm 1"
     inference = ReinforcedVariational(
         personal_prior="previous",
-        # Chosen on Fashion-MNIST; the README reports the effect of each.
+        # initial_sigma is the best of four on validation samples (docs/results/defaults.md); the
+        # others were chosen on test images of Fashion-MNIST. The README reports the effect of each.
         initial_sigma=0.2,
         kl_weight=0.3,
         lr_decay=0.03,
