@@ -87,7 +87,8 @@ def log_cdf(alpha: Tensor) -> Tensor:
 
 
 def _cdf(alpha: Tensor) -> Tensor:
-    return torch.special.erfc(alpha * -math.sqrt(0.5)).mul_(0.5)
+    twice: Tensor = torch.special.erfc(alpha * -math.sqrt(0.5))
+    return twice.mul_(0.5)
 
 
 def _density(alpha: Tensor) -> Tensor:

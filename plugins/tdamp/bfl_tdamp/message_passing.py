@@ -251,7 +251,9 @@ def line_search(
     may overshoot: they are propagated to the outputs, where the last message is the local
     quadratic, and the common factor that maximises it multiplies the lengths of all rows.
     """
-    lengths, gain, cost, change = [], 0.0, 0.0, None  # of the pre-activations
+    lengths: list[Tensor] = []
+    gain = cost = passes[0].p.new_zeros(())
+    change: Tensor | None = None  # of the pre-activations
     for depth, (forward, proposal) in enumerate(zip(passes, proposals, strict=True)):
         moved = forward.inputs @ proposal.effect.mT
         if proposal.bias is not None:
