@@ -50,6 +50,7 @@ class Study:
     coordinates: dict[str, tuple[str, ...]]
     longer: dict[str, int] = attrs.field(factory=dict)  # coordinates that need other rounds
     recipe: dict[str, str] = attrs.field(factory=dict)
+    protocol: str = PROTOCOL
 
     def rounds_of(self, coordinate: str) -> int:
         """Return the rounds of the runs for a coordinate."""
@@ -69,9 +70,11 @@ def rates(rule: str, *values: str) -> tuple[str, ...]:
 RATES = {
     "update rule": (*rates("adam", "0.001", "0.003", "0.01"), *rates("sgd", "0.01", "0.1", "0.3"))
 }
-POINT = (
-    *("fedavg", "local", "fedavg-ft", "fedprox", "fedper", "fedrep", "fedbabu", "lg-fedavg"),
-    *("per-fedavg", "apfl", "ditto", "sgd-group-sparse", "group-snip", "centralised"),
+TWO_RATES = {"update rule": (*rates("adam", "0.001"), *rates("sgd", "0.1"))}
+POINT = ("local", "fedper", "fedbabu")
+SHARDS = (
+    "--data mnist5k --partition shards:2 --clients 50 --test-fraction 0.02 "
+    "--validation-fraction 0.2 --workers 1"
 )
 STUDIES = {
     study.method: study
@@ -112,28 +115,28 @@ STUDIES = {
                 "rate of fine-tuning": "-o inference.head_lr=0.003",
             },
         ),
-        *(Study(method, 40, "accuracy", RATES) for method in POINT),
+        Study("fedavg", 40, "accuracy", RATES),
+        *(Study(method, 20, "accuracy", TWO_RATES) for method in POINT),
+        Study("pfedme", 20, "accuracy", {"rate": option("inference.lr", "0.05", "0.01", "0.1")}),
         Study(
-            "scaffold",
-            40,
-            "accuracy",
-            {"rate": option("inference.lr", "0.05", "0.01", "0.1")},
-        ),
-        Study(
-            "pfedme",
-            30,
-            "accuracy",
-            {"rate": option("inference.lr", "0.05", "0.01", "0.1")},
-        ),
-        Study(
-            "pfedbayes",
-            30,
+            "fedpop",
+            20,
             "nll",
             {
-                "initial sigma": option("inference.initial_sigma", "0.0789", "0.2"),
-                "weight of the KL term": option("inference.kl_weight", "10.0", "1.0", "0.1"),
-                "rate": option("inference.lr", "0.001", "0.003"),
+                "rate of the body": option("inference.lr", "0.001", "0.003"),
+                "Langevin step": option("inference.langevin_lr", "0.05", "0.0125", "0.2"),
             },
+        ),
+        Study(
+            "superfed-mm",
+            50,
+            "nll",
+            {
+                "rule for lambda": option(
+                    "inference.lambda_selection", "validation", "ensemble", "fixed"
+                )
+            },
+            protocol=SHARDS,
         ),
     )
 }
@@ -234,7 +237,7 @@ class Search:
             often = f"--rounds {rounds} --eval-every {rounds} --checkpoint-every {rounds}"
             rest = f"--seed {seed} --quiet --out {out}"
             bfl = str(Path(sys.executable).with_name("bfl"))
-            text = f"{method} {PROTOCOL} {often} {rest} {flags}"
+            text = f"{method} {STUDIES[method].protocol} {often} {rest} {flags}"
             words = [bfl, "run", *shlex.split(text)]
             subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             out.rename(done)

@@ -1,11 +1,11 @@
 """Every personalised method and baseline on Fashion-MNIST small, five seeds, beside the papers.
 
     python benchmarks/fashion_mnist_small.py [--only NAME ...] [--seeds N ...] [--jobs N]
-        [--rounds N] [--fedsi-rounds N] [--bpfed-rounds N] [--estimate | --pages]
+        [--rounds N] [--bpfed-rounds N] [--estimate | --pages]
 
 Every cell is a `bfl run` of its own, evaluated after its last round only; finished runs are kept.
-Two rounds of each method are timed first, and the total is printed (--estimate stops there). The
-pages docs/results/fashion-mnist-small.json and .md are written after each cell (--pages: at once).
+The pages docs/results/fashion-mnist-small.json and .md are written after each cell (--pages: at
+once). --estimate times two rounds of each method, prints how long all would take, and stops.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ numbers of every seed, are in `fashion-mnist-small.json`.
 
 All values are those of the last round: mean +- standard deviation over seeds {seeds}.
 Accuracy is the mean over clients; the other metrics are pooled over samples, with 10 bins. The
-papers train for 800 rounds, and BPFed's prints the best of them on test data. Here, `bpfed` and
-`fedsi` train for more rounds than the baselines. Machine: {machine}; torch {torch}.
+papers train for 800 rounds, and BPFed's prints the best of them on test data. Here, `bpfed` trains
+for {bpfed} rounds and all others for {rounds}. Machine: {machine}; torch {torch}.
 """
 DIFFERENCES = """\
 ## `{ours}` minus the others, seed by seed
@@ -109,14 +109,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=40, help="of the baselines")
-    parser.add_argument("--fedsi-rounds", type=int, default=60, help="of fedsi and fedsi-fac")
-    parser.add_argument("--bpfed-rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=30, help="of the baselines and fedsi")
+    parser.add_argument("--bpfed-rounds", type=int, default=100)
     parser.add_argument("--estimate", action="store_true", help="time two rounds of each and stop")
     parser.add_argument("--pages", action="store_true", help="write the pages of finished runs")
     given = parser.parse_args()
     rounds = dict.fromkeys(ROWS, given.rounds)
-    rounds |= dict.fromkeys(("fedsi", "fedsi-fac"), given.fedsi_rounds)
     rounds |= {"bpfed": given.bpfed_rounds}
     table = Table(given.runs, rounds, given.seeds, chosen_flags())
     if given.pages:
@@ -129,8 +127,8 @@ def main() -> None:
         if not table.folder(name, seed).exists()
     ]
     with ThreadPoolExecutor(given.jobs) as pool:
-        table.estimate(cells, given.jobs, pool)
         if given.estimate:
+            table.estimate(cells, given.jobs, pool)
             return
         for cell in as_completed([pool.submit(table.run, *cell) for cell in cells]):
             cell.result()
@@ -254,6 +252,8 @@ class Table:
             seeds=str(list(self.seeds))[1:-1],
             machine=content["machine"],
             torch=content["versions"].get("torch", ""),
+            bpfed=self.rounds["bpfed"],
+            rounds=self.rounds["fedavg"],
         )
         missing = [name for name in ROWS if name not in content["rows"]]
         if missing:
