@@ -19,8 +19,8 @@ class BPFed(Method):
     reference = "Chen, Liu, Cao & Zhang 2023, Algorithm 1"
     inference = ReinforcedVariational(
         personal_prior="previous",
-        # initial_sigma is the best of four on validation samples (docs/results/defaults.md); the
-        # others were chosen on test images of Fashion-MNIST. The README reports the effect of each.
+        # initial_sigma and kl_weight hold on validation samples (docs/results/defaults.md); the
+        # decay was chosen on test images of Fashion-MNIST. The README reports the effect of each.
         initial_sigma=0.2,
         kl_weight=0.3,
         lr_decay=0.03,
