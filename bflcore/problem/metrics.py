@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
 __all__ = [
     "add",
     "classification_sums",
     "metrics_of",
-    "ood_auroc",
     "regression_sums",
     "reliability_diagram",
     "retention_curve",
@@ -191,19 +189,6 @@ def retention_curve(sums: Sums) -> dict[str, list[float]]:
         "retained": (count[steps] / count[-1]).tolist(),
         "accuracy": (hits[steps] / count[steps]).tolist(),
     }
-
-
-def ood_auroc(inside: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> float:
-    """Return the AUROC of detecting out-of-distribution samples by their entropy.
-
-    `inside` ``[N]`` and `outside` ``[M]`` are entropies of the test set and of the other data set,
-    neither empty. The AUROC is the probability that a sample of the other data set is the more
-    uncertain of the two; ties count half.
-    """
-    values = np.sort(inside)
-    below = np.searchsorted(values, outside, side="left")
-    until = np.searchsorted(values, outside, side="right")
-    return float((below + until).mean() / 2 / len(values))
 
 
 def _entropy(p: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import log_loss, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from bflcore.data.torchvision_import import torchvision
 from bflcore.errors import DataError
@@ -160,14 +160,6 @@ def test_regression_figures_equal_scipys():
     assert found["coverage50"] == pytest.approx(0.5, abs=0.05)
 
 
-def test_out_of_distribution_auroc_equals_scikit_learns_with_ties():
-    rng = np.random.default_rng(1)
-    inside, outside = rng.integers(0, 9, 80) / 9, rng.integers(3, 12, 50) / 9
-    truth = np.r_[np.zeros(80), np.ones(50)]
-    expected = roc_auc_score(truth, np.r_[inside, outside])
-    assert metrics.ood_auroc(inside, outside) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("bins", [10, 15])
 def test_metrics_of_classes_equal_torchmetrics(reference, bins):
     p, y = predictions(500)
@@ -192,12 +184,3 @@ def test_metrics_of_targets_equal_torchmetrics(reference):
     assert found["rmse"] == pytest.approx(float(rmse))
     # The mean squared error over the variance of the targets is 1 - R^2.
     assert found["nmse"] == pytest.approx(1 - float(reference.r2_score(mean, targets)))
-
-
-def test_the_detection_score_equals_torchmetrics(reference):
-    generator = torch.Generator().manual_seed(1)
-    inside, outside = torch.rand(60, generator=generator), 0.3 + torch.rand(40, generator=generator)
-    labels = torch.cat([torch.zeros(60), torch.ones(40)]).long()
-    expected = reference.auroc(torch.cat([inside, outside]) / 1.3, labels, task="binary")
-    found = metrics.ood_auroc(inside.double().numpy(), outside.double().numpy())
-    assert found == pytest.approx(float(expected))
