@@ -52,6 +52,7 @@ class Dataset:
     client_test: Integers | None = None  # owners of the held-out test samples
     standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)
     unit: float = 1.0  # the byte that stands for 1: 255 for pixels, 1 for characters
+    class_names: tuple[str, ...] = ()  # by label; without them, the labels are the names
 
     @property
     def outputs(self) -> int:
