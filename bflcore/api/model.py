@@ -121,10 +121,7 @@ class ClientModel:
         }
         server = {f"broadcast.{name}": t for name, t in self.broadcast.pack().items()}
         own = {f"memory.{name}": t for name, t in self.memory.items()}
-        try:
-            models.write_tensors(Path(path), server | own, header)
-        except OSError as error:
-            raise RunError(f"{path} cannot be written ({error.strerror or error})") from None
+        models.write_tensors(Path(path), server | own, header)
         return Path(path)
 
     def _inputs(self, x: Any) -> Tensor:

@@ -38,7 +38,8 @@ class Dataset:
     (`x_test`, `y_test`, and `client_test` where its samples have owners, too) is never trained
     on; data sets whose split is a convention of
     benchmarks (MNIST and its like) arrive pooled in `x` and `y`, and each client's share is
-    divided into training and test samples instead, as the personalisation papers do.
+    divided into training and test samples instead, as the personalisation papers do. `unit` also
+    says how bytes that are predicted later are scaled.
     """
 
     name: str

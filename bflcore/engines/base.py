@@ -82,9 +82,9 @@ class Session(abc.ABC):
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[PersonaliseReply]:
-        """Yield what `LocalInference.personalise` gives, for the run directory.
+        """Yield what `LocalInference.personalise` gives each client, for the run directory.
 
-        Default: nothing, because the clients' models stay with the clients.
+        Called once, after the last round. Default: nothing, the models stay with the clients.
         """
         yield from ()
 

@@ -82,7 +82,7 @@ class Description:
             if given.pop("format") != FORMAT:
                 raise RunError(f"{where} has another format; it is of another version of bflcore")
             clients = tuple(Client(**client) for client in given.pop("clients"))
-            lists = {name: tuple(given.pop(name)) for name in ("shape", "classes")}
+            lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("shape", "classes")}
             return cls(**given, **lists, clients=clients)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(

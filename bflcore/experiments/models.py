@@ -82,13 +82,21 @@ class Models:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header."""
+    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header.
+
+    Raises `RunError` if it cannot be written.
+    """
     from safetensors.torch import save_file
 
     # Cloned, because safetensors refuses tensors that share memory.
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    with replace_file(path) as aside:
-        save_file(whole, aside, {HEADER: json.dumps(header)})
+    try:
+        with replace_file(path) as aside:
+            save_file(whole, aside, {HEADER: json.dumps(header)})
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"{path} cannot be written ({error}); choose a writable folder with enough space"
+        ) from None
 
 
 def read_tensors(
@@ -101,6 +109,8 @@ def read_tensors(
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-            return header, {key: file.get_tensor(key).to(device) for key in file.keys()}  # noqa: SIM118 - not a mapping
+            names = file.keys()  # not a mapping
+            # Copied: the file's tensors begin anywhere in memory, which changes the last bit.
+            return header, {key: file.get_tensor(key).to(device, copy=True) for key in names}
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({type(error).__name__}: {error})") from None
