@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from bflcore.api import rebuild
     from bflcore.engines import client as work
     from bflcore.engines import pool
     from bflcore.experiments import description as describing
-    from bflcore.experiments import models, rebuild
+    from bflcore.experiments import models
     from bflcore.experiments.description import Description
     from bflcore.inference.base import LocalInference
     from bflcore.problem import Problem
@@ -34,7 +35,7 @@ else:
     pool = lazy("bflcore.engines.pool")
     describing = lazy("bflcore.experiments.description")
     models = lazy("bflcore.experiments.models")
-    rebuild = lazy("bflcore.experiments.rebuild")
+    rebuild = lazy("bflcore.api.rebuild")
     loading = lazy("bflcore.registry.loading")
 
 __all__ = ["ClientModel", "load_model"]

@@ -25,8 +25,9 @@ from bflcore.randomness import SERVER
 if TYPE_CHECKING:
     import torch
 
+    from bflcore.api import flags, rebuild
     from bflcore.engines import pool
-    from bflcore.experiments import caveats, directory, flags, prepare, rebuild, resolve
+    from bflcore.experiments import caveats, directory, prepare, resolve
     from bflcore.experiments import description as describing
     from bflcore.experiments import run as running
     from bflcore.experiments.checkpoint import Checkpoint
@@ -41,9 +42,9 @@ else:
     caveats = lazy("bflcore.experiments.caveats")
     describing = lazy("bflcore.experiments.description")
     directory = lazy("bflcore.experiments.directory")
-    flags = lazy("bflcore.experiments.flags")
+    flags = lazy("bflcore.api.flags")
     prepare = lazy("bflcore.experiments.prepare")
-    rebuild = lazy("bflcore.experiments.rebuild")
+    rebuild = lazy("bflcore.api.rebuild")
     resolve = lazy("bflcore.experiments.resolve")
     running = lazy("bflcore.experiments.run")
     loading = lazy("bflcore.registry.loading")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bflcore.api.flags import SHORT, resolve_flags
 from bflcore.cli.execution import execute_and_report
 from bflcore.errors import OptionError
 from bflcore.experiments.compatibility import ignored
-from bflcore.experiments.flags import SHORT, resolve_flags
 from bflcore.experiments.resolve import read
 from bflcore.options import Component, Option, label, options_of
 from bflcore.options.kinds import KINDS

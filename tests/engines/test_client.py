@@ -140,15 +140,3 @@ def test_a_client_that_cannot_personalise_is_blamed():
     with Local(workers=1).open(of, inference, 10) as session:
         (found,) = session.personalise(broadcast, (1,))
     assert str(found) == "client 1 failed in personalise: RuntimeError: no"
-
-
-def test_results_do_not_depend_on_where_in_memory_samples_begin():
-    of, inference = problem(), Map(local_epochs=1)
-    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
-    found = []
-    for offset in range(4):
-        x = torch.zeros(of.test.x.numel() + offset)[offset:].view_as(of.test.x).copy_(of.test.x)
-        moved = attrs.evolve(of, test=attrs.evolve(of.test, x=x))
-        with Local(workers=1).open(moved, inference, 10) as session:
-            found.append(list(session.evaluate(broadcast, of.clients)))
-    assert not any(difference(one, found[0]) for one in found[1:])

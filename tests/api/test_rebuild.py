@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bflcore import OptionError
+from bflcore.api.rebuild import rebuild
 from bflcore.experiments.prepare import prepare
-from bflcore.experiments.rebuild import rebuild
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
 

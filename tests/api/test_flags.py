@@ -3,7 +3,7 @@
 import pytest
 
 from bflcore import Equal, OptionError
-from bflcore.experiments.flags import resolve_flags
+from bflcore.api.flags import resolve_flags
 from bflcore.registry.loading import load_registry
 
 
