@@ -93,6 +93,9 @@ def test_predictions_without_the_data_are_those_of_the_evaluation_to_the_bit(tmp
         moved = tmp_path / f"{number}.safetensors"
         again = bflcore.load_model(model.save(moved))
         assert (again.id, accuracy_and_nll(again.predict(x), y)) == (OWNERS[number], expected)
+    adapted = loaded.adapt(x, y)
+    assert bool(adapted.predict(x).probabilities.isfinite().all())
+    adapted.module()
 
 
 def test_a_server_whose_model_is_complete_predicts_as_it_was_evaluated(tmp_path):
