@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import bflcore
 
-from .test_runs import METHODS, OWNERS, table, trained
+from .test_runs import METHODS, OWNERS, options_for, table, trained
 
 MODULE = """
 import math
@@ -45,7 +45,11 @@ def test_the_network_at_the_mean_of_a_point_estimate_is_its_prediction(tmp_path)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # caveats of tiny runs
 @pytest.mark.parametrize("method", [m for m in METHODS if m.startswith(("superfed", "fedsi"))])
 def test_the_network_at_the_mean_is_the_one_that_predicts(tmp_path, method):
-    run, tests = trained(tmp_path, method)
+    options = options_for(method)
+    if method.startswith("superfed"):  # both networks of every client are trained, and mixed
+        options |= {"inference.start": 0, "inference.lr": 0.3}
+        options |= {"inference.lambda_selection": "fixed", "inference.fixed_lambda": 0.3}
+    run, tests = trained(tmp_path, method, options=options, cohort=0)
     for number, (x, _) in enumerate(tests):
         model = run.client(OWNERS[number])
         found = logits(model, x).softmax(1).double()
