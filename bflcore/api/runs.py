@@ -170,8 +170,8 @@ class Run:
         state = self._index.get(number)
         if state is None:
             raise RunError(
-                f"{self.path}: the model of client {self.clients[number]} is not here: it stays "
-                "with the client, where the run's engine trained it"
+                f"{self.path}: the model of client {self.clients[number]} is not here: it is "
+                "on the machine that trained it; the server's, where complete: --client server"
             )
         if state not in {"own", "stored"}:
             raise RunError(f"{self.path}: there is no model: {state}")

@@ -276,7 +276,7 @@ def test_a_model_that_stays_with_its_client_is_refused_by_name(tmp_path):
     (run.path / "models" / "index.json").write_text('{"round": 2, "clients": {"0": "stored"}}')
     loaded = bflcore.load(run.path)
     assert loaded.client(7).number == 0
-    with pytest.raises(bflcore.RunError, match="the model of client 900 is not here: it stays"):
+    with pytest.raises(bflcore.RunError, match="the model of client 900 is not here: it is on the"):
         loaded.client(900)
     (run.path / "models" / "index.json").write_text('{"round": 1, "clients": {}}')
     with pytest.raises(bflcore.RunError, match="is of round 1, but the checkpoint is of round 2"):
