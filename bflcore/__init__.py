@@ -6,6 +6,16 @@ Importing the package does not import torch: it loads when it is first used.
 from __future__ import annotations
 
 from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
+from bflcore.api import (
+    ClassPrediction,
+    ClientModel,
+    Prediction,
+    Run,
+    TargetPrediction,
+    load,
+    load_model,
+    run,
+)
 from bflcore.data.base import Dataset, DataSource
 from bflcore.data.label_noise import LabelNoise
 from bflcore.data.partition import Partitioner
@@ -41,12 +51,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
-    "Categorical", "ClientError", "Cohort", "Command", "Component", "Continual", "DataError",
-    "DataSource", "Dataset", "EmpiricalBayes", "Engine", "Equal", "Examples", "FedAvg", "FedVI",
-    "Fixed", "Gaussian", "GaussianNoise", "GradientInference", "HyperUpdate",
-    "IncompatibleError", "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult",
-    "Logger", "Map", "Method", "Model", "OptionError", "Partitioner", "PluginError", "Point",
-    "PointInference", "Posterior", "Predictive", "Problem", "RunError", "Session", "Shares",
-    "Statistics", "Variational", "VariationalInference", "Weighting", "check_weights",
-    "component", "hookimpl", "option",
+    "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort", "Command",
+    "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes", "Engine",
+    "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
+    "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise", "Layout", "Likelihood",
+    "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model", "OptionError",
+    "Partitioner", "PluginError", "Point", "PointInference", "Posterior", "Prediction",
+    "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
+    "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
+    "component", "hookimpl", "load", "load_model", "option", "run",
 ]  # fmt: skip

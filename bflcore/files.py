@@ -14,11 +14,15 @@ __all__ = ["replace_file", "sync", "write_text"]
 def replace_file(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` to write to; at the end, sync that file and rename it to `path`.
 
-    If the block raises, `path` is left as it was. Raises `OSError` like any write.
+    If the block raises, `path` is left as it was. The file gets the permissions of any new file,
+    also from a library that writes private ones. Raises `OSError` like any write.
     """
     aside = path.with_name(f".{path.name}.writing")
     try:
+        aside.write_bytes(b"")
+        permissions = aside.stat().st_mode
         yield aside
+        aside.chmod(permissions)
         sync(aside)
         aside.replace(path)
         sync(path.parent)

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
     from bflcore.posteriors import Posterior
 
-__all__ = ["Answer", "Broadcast", "Cohort", "Evaluation", "LocalResult", "within"]
+__all__ = [
+    "Answer",
+    "Broadcast",
+    "Cohort",
+    "Evaluation",
+    "LocalResult",
+    "Personalised",
+    "within",
+]
 
 SURVEY = "survey."  # prefix of what a broadcast's `hyper` holds of the survey
 KNOWN = "known prior"  # in place of a prior that clients know: a tensor without content
@@ -182,3 +190,11 @@ class Evaluation:
     shared: Mapping[str, Tensor] | None
     curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
     validation: bool = False
+
+
+@attrs.frozen(eq=False)
+class Personalised:
+    """The memory ``[...]`` with which one client predicts; None if it is the one it stored."""
+
+    client: int
+    memory: Mapping[str, Tensor] | None

@@ -68,7 +68,13 @@ def same(found, expected):
     assert repr(records(found)) == repr(records(expected))  # repr: a NaN equals itself
     assert checkpoint(found) == checkpoint(expected)
     assert repr(summary(found)) == repr(summary(expected))
-    assert (found / "evaluation.json").read_text() == (expected / "evaluation.json").read_text()
+    for name in ("evaluation.json", "data.json"):
+        assert (found / name).read_text() == (expected / name).read_text()
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (folder / "models").iterdir()}
+        for folder in (found, expected)
+    )
+    assert ours == theirs
 
 
 class Killed(BaseException):

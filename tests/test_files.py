@@ -49,3 +49,15 @@ def test_the_content_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
         ("rename", str(tmp_path / "a.txt")),
         ("sync", str(tmp_path)),
     ]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+def test_a_file_is_as_readable_as_any_other_whoever_wrote_it(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "any").touch()
+    with replace_file(tmp_path / "a.safetensors") as aside:
+        save_file({"w": torch.zeros(1)}, aside)  # writes private files
+    expected = (tmp_path / "any").stat().st_mode
+    assert (tmp_path / "a.safetensors").stat().st_mode == expected

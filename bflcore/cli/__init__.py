@@ -28,6 +28,8 @@ COMMANDS = {
     "resume": ("bflcore.cli.resume", "Continue a run exactly where it stopped."),
     "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
+    "predict": ("bflcore.cli.models", "Predict samples with a model of a finished run."),
+    "export": ("bflcore.cli.models", "Write a model of a finished run to one file."),
     "new-plugin": ("bflcore.cli.plugins", "Write the files of a new plugin."),
     "check-plugin": ("bflcore.cli.plugins", "Check an installed plugin's components."),
 }

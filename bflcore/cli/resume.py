@@ -39,6 +39,7 @@ def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
     if reached >= prepared.experiment.run.rounds and (run / "summary.json").exists():
         click.echo(f"{run} is finished ({reached} rounds). Write its report with: bfl report {run}")
         return
+    directory.describe(prepared)  # a run of an earlier version has no data.json
     if changes:
         directory.note_changes(changes, prepared, registry, reached)
         click.echo(f"resuming despite changes: {'; '.join(changes)}", err=True)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bflcore.api.flags import SHORT, resolve_flags
 from bflcore.cli.execution import execute_and_report
-from bflcore.errors import OptionError, nearest, unknown
+from bflcore.errors import OptionError
 from bflcore.experiments.compatibility import ignored
-from bflcore.experiments.resolve import chosen_class, read, resolve
+from bflcore.experiments.resolve import read
 from bflcore.options import Component, Option, label, options_of
-from bflcore.options.kinds import CONFIGURABLE, KINDS, PARTS
+from bflcore.options.kinds import KINDS
 from bflcore.options.settings import DataSettings, RunSettings
-from bflcore.options.text import parse_text, read_value, value_text
+from bflcore.options.text import read_value, value_text
 from bflcore.registry.loading import load_registry
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ __all__ = [
     "resolved",
 ]
 
-# Flags that are short for ``-o PART.OPTION=VALUE``.
-SHORT = {
-    "lr": ("inference", "lr", "learning rate of the local inference"),
-    "local-epochs": ("inference", "local_epochs", "passes over a client's data per round"),
-    "batch-size": ("inference", "batch_size", "samples per minibatch"),
-    "workers": ("engine", "workers", "worker processes (0 = one per core)"),
-    "client-timeout": ("engine", "client_timeout", "seconds a client may take (0 = no limit)"),
-}
 # What chooses a part where the user does not.
 UNCHOSEN = {kind.name: f"the method's, or {kind.default}" for kind in KINDS if kind.default}
 UNCHOSEN["likelihood"] = "the one for the data's task"
@@ -135,11 +128,8 @@ def resolved(registry: Registry, method: str, options: tuple[str, ...], **given:
     if method.endswith(".toml"):
         file = read(Path(method))
         method = file.get("method") or missing_method(method)
-    flags = _flags(given)
-    texts = [*_short(given), *map(_assignment, options)]
-    _set_options(registry, method, file, flags, texts)
-    experiment = resolve(registry, method, file, flags)
-    weighting = experiment.weighting.name if "weighting" in flags else None
+    experiment = resolve_flags(registry, method, file, given, options)
+    weighting = experiment.weighting.name if given.get("weighting") else None
     if note := ignored(experiment.aggregator, weighting):
         click.echo(note, err=True)
     return experiment
@@ -179,52 +169,6 @@ def run(
 def missing_method(file: str) -> str:
     """Refuse a file that names no method."""
     raise OptionError(f'{file}: the key method is missing; add method = "bpfed" or another name')
-
-
-def _flags(given: dict[str, Any]) -> Values:
-    """Return settings and chosen names in the form of an experiment file."""
-    of_data = {declared.name for declared in options_of(DataSettings)}
-    values: Values = {"data": {}}
-    for name, value in given.items():
-        if value is None or name.replace("_", "-") in SHORT:
-            continue
-        if name in PARTS:
-            values[name] = {"name": value}
-        elif name in of_data:
-            values["data"][name] = value
-        else:
-            values[name] = value
-    return values
-
-
-def _short(given: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the short flags as assignments."""
-    values = {flag: given.get(flag.replace("-", "_")) for flag in SHORT}
-    return [(*SHORT[flag][:2], value) for flag, value in values.items() if value is not None]
-
-
-def _assignment(text: str) -> tuple[str, str, str]:
-    """Split ``PART.OPTION=VALUE``. Raises `OptionError` for another form or an unknown part."""
-    target, equals, value = text.partition("=")
-    part, dot, key = target.partition(".")
-    if not (equals and dot and key):
-        raise OptionError(
-            f"-o: {text!r} is not allowed{nearest(target, CONFIGURABLE)}; allowed: "
-            "PART.OPTION=VALUE, for example -o inference.lr=0.01"
-        )
-    if part not in CONFIGURABLE:
-        raise unknown("part in -o", part, CONFIGURABLE)
-    return part, key, value
-
-
-def _set_options(
-    registry: Registry, method: str, file: Values, flags: Values, texts: list[tuple[str, str, str]]
-) -> None:
-    """Read options by the types of the components that method, file and flags choose."""
-    for part, key, text in texts:
-        cls = chosen_class(registry, method, part, file, flags)
-        value = text if cls is None else parse_text(cls, key, text, part)
-        flags.setdefault(part, {})[key] = value
 
 
 commands = (run,)

@@ -38,7 +38,8 @@ class Dataset:
     (`x_test`, `y_test`, and `client_test` where its samples have owners, too) is never trained
     on; data sets whose split is a convention of
     benchmarks (MNIST and its like) arrive pooled in `x` and `y`, and each client's share is
-    divided into training and test samples instead, as the personalisation papers do.
+    divided into training and test samples instead, as the personalisation papers do. `unit` also
+    says how bytes that are predicted later are scaled.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Dataset:
     client_test: Integers | None = None  # owners of the held-out test samples
     standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)
     unit: float = 1.0  # the byte that stands for 1: 255 for pixels, 1 for characters
+    class_names: tuple[str, ...] = ()  # by label; without them, the labels are the names
 
     @property
     def outputs(self) -> int:

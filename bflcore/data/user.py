@@ -80,6 +80,7 @@ def _dataset(path: Path, arrays: dict[str, Any], classes: int) -> Dataset:
         _inputs(arrays["x_test"]) if test else None,
         y_test,
         arrays["client_test"].astype(np.int64) if "client_test" in arrays else None,
+        unit=255.0 if arrays["x"].dtype == np.uint8 else 1.0,
     )
 
 

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from bflcore.errors import ClientError
     from bflcore.inference.base import LocalInference
-    from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult
+    from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised
     from bflcore.problem.base import Problem
 
     FitReply = LocalResult | ClientError
     EvaluationReply = Evaluation | ClientError
     SurveyReply = Answer | ClientError
+    PersonaliseReply = Personalised | ClientError
 
 __all__ = ["Engine", "Session", "Wrapped"]
 
@@ -78,6 +79,15 @@ class Session(abc.ABC):
         Where the problem has validation samples, a second `Evaluation` follows for each client.
         """
 
+    def personalise(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[PersonaliseReply]:
+        """Yield what `LocalInference.personalise` gives each client, for the run directory.
+
+        Called once, after the last round. Default: nothing, the models stay with the clients.
+        """
+        yield from ()
+
 
 @attrs.frozen(eq=False)
 class Wrapped(Session):
@@ -109,3 +119,9 @@ class Wrapped(Session):
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate as the session does."""
         yield from self.session.evaluate(broadcast, clients)
+
+    def personalise(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[PersonaliseReply]:
+        """Personalise as the session does."""
+        yield from self.session.personalise(broadcast, clients)

@@ -12,11 +12,16 @@ from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
 from bflcore.inference.base import Explorable
-from bflcore.messages import Answer, Evaluation
+from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.problem import metrics
 
 if TYPE_CHECKING:
-    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
+    from bflcore.engines.base import (
+        EvaluationReply,
+        FitReply,
+        PersonaliseReply,
+        SurveyReply,
+    )
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.problem.base import Problem, Shares
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
 Memory = Mapping[str, Tensor]
-Stage = Literal["survey", "fit", "evaluate"]
+Stage = Literal["survey", "fit", "evaluate", "personalise"]
 Sums = dict[str, Tensor]
 
 BLOCK = 2048  # samples predicted at a time; bounds memory
@@ -97,6 +102,20 @@ class ClientWorker:
                 replies.append(_blame(client, "evaluate", error))
         return replies
 
+    def personalise(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[PersonaliseReply]:
+        """Return the memories ``[...]`` with which the clients predict, where they differ."""
+        replies: list[PersonaliseReply] = []
+        for client, memory in zip(clients, memories, strict=True):
+            try:
+                _, cohort = self._personalised(broadcast, client, memory)
+                own = {name: tensor[0] for name, tensor in cohort.memory.items()}
+                replies.append(Personalised(client, None if _equal(own, memory) else own))
+            except Exception as error:
+                replies.append(_blame(client, "personalise", error))
+        return replies
+
     def _fit_together(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
     ) -> LocalResult:
@@ -113,15 +132,21 @@ class ClientWorker:
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
-        problem = self.problem.surveyed(broadcast.survey)
-        cohort = problem.cohort([client], stack([memory]), broadcast.round)
-        own = self.inference.personalise(problem, broadcast, cohort)
-        cohort = attrs.evolve(cohort, memory=own)
+        problem, cohort = self._personalised(broadcast, client, memory)
         found = [self._evaluate_on(problem, problem.test, broadcast, cohort)]
         if problem.validation:
             held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
             found.append(held and attrs.evolve(held, validation=True))
         return [evaluation for evaluation in found if evaluation]
+
+    def _personalised(
+        self, broadcast: Broadcast, client: int, memory: Memory
+    ) -> tuple[Problem, Cohort]:
+        """Return the problem, and the client as a cohort that is ready to predict."""
+        problem = self.problem.surveyed(broadcast.survey)
+        cohort = problem.cohort([client], stack([memory]), broadcast.round)
+        own = self.inference.personalise(problem, broadcast, cohort)
+        return problem, attrs.evolve(cohort, memory=own)
 
     def _evaluate_on(
         self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
@@ -136,7 +161,7 @@ class ClientWorker:
             return Evaluation(client, personal, None, curves)
         initial = stack([self.inference.initial_memory(problem)])
         shared = personal
-        if own.keys() != initial.keys() or any(not own[n].equal(initial[n]) for n in own):
+        if not _equal(own, initial):
             shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
         return Evaluation(client, personal, shared, curves)
 
@@ -168,10 +193,18 @@ class ClientWorker:
         return total
 
 
+def _equal(one: Memory, other: Memory) -> bool:
+    """Return whether two memories hold the same values."""
+    given = dict(other.items())
+    return one.keys() == given.keys() and all(one[name].equal(given[name]) for name in one)
+
+
 def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = samples.of(*cohort.clients)
     if len(y):  # splitting an empty tensor would give one empty block, which has no metrics
-        yield from zip(x.split(BLOCK), y.split(BLOCK), strict=True)
+        # Copied, so that results do not depend on where in memory a client's samples begin.
+        blocks = (block.clone() for block in x.split(BLOCK))
+        yield from zip(blocks, y.split(BLOCK), strict=True)
 
 
 def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:

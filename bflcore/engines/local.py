@@ -15,7 +15,12 @@ from bflcore.options import component, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
+    from bflcore.engines.base import (
+        EvaluationReply,
+        FitReply,
+        PersonaliseReply,
+        SurveyReply,
+    )
     from bflcore.engines.client import ClientWorker, Memory, Stage
     from bflcore.engines.memories import Memories
     from bflcore.engines.pool import Pool
@@ -105,6 +110,12 @@ class LocalSession(Session):
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate one client per task; see `Session.evaluate`."""
         return self._run("evaluate", broadcast, clients, 1)
+
+    def personalise(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[PersonaliseReply]:
+        """Personalise one client per task; see `Session.personalise`."""
+        return self._run("personalise", broadcast, clients, 1)
 
     def _run(
         self, stage: Stage, broadcast: Broadcast, clients: Sequence[int], chunk: int

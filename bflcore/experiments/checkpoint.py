@@ -142,7 +142,8 @@ class Checkpoints:
         try:
             with safe_open(path, "pt") as file:
                 header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-                return header, {key: file.get_tensor(key).to(device) for key in file.keys()}  # noqa: SIM118 - not a mapping
+                names = file.keys()  # not a mapping
+                return header, {key: file.get_tensor(key).to(device, copy=True) for key in names}
         except (OSError, SafetensorError, ValueError) as error:
             raise RunError(
                 f"{path} cannot be read ({type(error).__name__}: {error}); start the run again"

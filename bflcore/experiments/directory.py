@@ -14,7 +14,9 @@ from filelock import FileLock, Timeout
 
 from bflcore.errors import RunError
 from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.experiments.description import FILE
 from bflcore.experiments.environment import environment, used_distributions
+from bflcore.experiments.models import Models
 from bflcore.files import write_text
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class RunDirectory:
         directory = cls(path)
         write_text(path / "experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
         prepared.partition.save(path / "partition.npz")
+        directory.describe(prepared)
         # Last: with this file, the folder is complete and the run can be resumed.
         directory.write_json("environment.json", environment(prepared, registry))
         return directory
@@ -71,6 +74,11 @@ class RunDirectory:
         return Checkpoints(self.path / "checkpoint")
 
     @property
+    def models(self) -> Models:
+        """The clients' models, stored at the end of the run."""
+        return Models(self.path / "models")
+
+    @property
     def metrics(self) -> Path:
         """The file with one line per evaluated round."""
         return self.path / "metrics.jsonl"
@@ -78,6 +86,11 @@ class RunDirectory:
     def write_json(self, name: str, value: object) -> None:
         """Write indented JSON."""
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+
+    def describe(self, prepared: Prepared) -> None:
+        """Write ``data.json``, unless it is there: a run is complete without its data."""
+        if not (self.path / FILE).exists():
+            self.write_json(FILE, prepared.description.as_json())
 
     def append(self, record: Record) -> None:
         """Add one line to ``metrics.jsonl`` and flush it."""

@@ -13,6 +13,7 @@ from bflcore.data.label_noise import mislabelled
 from bflcore.data.partition import validated
 from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
+from bflcore.experiments.description import Description
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
 from bflcore.problem import Problem
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
     from bflcore.experiments.resolve import Experiment
     from bflcore.models import networks
+    from bflcore.models.base import Model
+    from bflcore.options.settings import RunSettings
 else:
     torch = lazy("torch")
     networks = lazy("bflcore.models.networks")
 
-__all__ = ["Prepared", "assemble", "prepare"]
+__all__ = ["Prepared", "assemble", "build_problem", "prepare"]
 
 
 @attrs.frozen(eq=False)
@@ -38,6 +41,7 @@ class Prepared:
     experiment: Experiment
     partition: Partition
     problem: Problem
+    description: Description
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -83,29 +87,44 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     The network's shape and initial values depend on the data's shape and the seed alone, so that
     nodes with only some clients' samples, or none, build the same network.
     """
-    run = experiment.run
+    run, model = experiment.run, experiment.model
     likelihood = _likelihood(experiment, dataset)
+    novel = experiment.data.novel_clients
+    problem = build_problem(run, model, likelihood, dataset, partition, novel=novel)
+    for shares in problem.samples:
+        model.check_samples(shares.x)
+    samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
+    samples[: len(problem.train.x)] = problem.train.x[:2]
+    networks.check_network(problem.network, samples)
+    experiment.inference.check(problem)
+    described = Description.of(experiment, dataset, partition)
+    return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem, described)
+
+
+def build_problem(
+    run: RunSettings,
+    model: Model,
+    likelihood: Likelihood,
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    novel: int = 0,
+) -> Problem:
+    """Combine divided data, or data without samples, with the network of a run."""
     with seeded_globally(run.seed, "initialisation"):
-        network = experiment.model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
-    problem = Problem.assemble(
+        network = model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
+    return Problem.assemble(
         dataset,
         partition,
         network,
-        Layout.of(network, experiment.model.head(network), run.share),
+        Layout.of(network, model.head(network), run.share),
         likelihood,
-        novel=experiment.data.novel_clients,
+        novel=novel,
         seed=run.seed,
         rounds=run.rounds,
         device=_device(run.device),
         dtype=getattr(torch, run.dtype),
     )
-    for shares in problem.samples:
-        experiment.model.check_samples(shares.x)
-    samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
-    samples[: len(problem.train.x)] = problem.train.x[:2]
-    networks.check_network(problem.network, samples)
-    experiment.inference.check(problem)
-    return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem)
 
 
 def _dataset(experiment: Experiment) -> Dataset:

@@ -127,6 +127,8 @@ class Run:
         record, last = None, number == run.rounds
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
             record = self._evaluate(session, number, done.loss, done.report)
+        if last:
+            self._keep_models(session)
         if last or number % run.checkpoint_every == 0:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
@@ -163,6 +165,14 @@ class Run:
             logger.log(self.directory.path, record)
         self.directory.write_json("evaluation.json", self.records.evaluation)
         return record
+
+    def _keep_models(self, session: Session) -> None:
+        """Store the models with which the clients predict at the end."""
+        clock = time.perf_counter()
+        everyone = (*self.problem.clients, *self.problem.novel)
+        replies = session.personalise(self.broadcast, everyone)
+        self.directory.models.write(self.broadcast.round, replies)
+        self.records.seconds["evaluation"] += time.perf_counter() - clock
 
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics

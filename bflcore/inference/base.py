@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from bflcore.inference.memory import Memory
+from bflcore.inference.memory import Memory, client_posterior
 from bflcore.lazy import lazy
 from bflcore.options import Component
 
@@ -110,6 +110,14 @@ class LocalInference(Component, abc.ABC):
         Uses the server's posterior (``broadcast.start``), the clients' memories, and noise from
         ``cohort.streams("predict")``; the cohort's training data are not used.
         """
+
+    def posterior(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Posterior:
+        """Return the posterior ``[K, P]`` with which each client predicts, for export.
+
+        By default the client's own if it keeps one, else the server's joined with its personal
+        one. An inference that predicts with other parameters overrides it.
+        """
+        return client_posterior(problem, broadcast, cohort)
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ __all__ = [
     "reliability_diagram",
     "retention_curve",
     "summarise",
+    "uncertainties",
 ]
 
 Sums = Mapping[str, "Tensor"]
@@ -52,24 +53,21 @@ def classification_sums(
     import torch
 
     draws = probabilities.double()
-    drawn = draws.mean(0)
-    p = drawn if closed_form is None else closed_form.double()
+    p = draws.mean(0) if closed_form is None else closed_form.double()
     classes = p.shape[1]
     confidence, top = p.max(1)
     hit = (top == labels).double()
     target = p.gather(1, labels[:, None])[:, 0]
     squares = p.square().sum(1)
-    entropy = _entropy(p)
-    aleatoric = (1 - torch.linalg.vecdot(draws, draws)).mean(0)
+    uncertain = uncertainties(draws, p)
+    entropy = uncertain.pop("entropy")
     sums = {
         "examples": hit.new_tensor(len(labels)),
         "accuracy": hit.sum(),
         "nll": -target.clamp_min(CLIP).log().sum(),
         "brier": (squares - 2 * target + 1).sum(),
         "entropy": entropy.sum() / math.log(classes),
-        "aleatoric": aleatoric.sum(),
-        "epistemic": (1 - drawn.square().sum(1) - aleatoric).sum(),
-        "mutual_information": (_entropy(drawn) - _entropy(draws).mean(0)).sum(),
+        **{name: values.sum() for name, values in uncertain.items()},
     }
     if classes > 5:
         sums["top5"] = (p.topk(5, dim=1).indices == labels[:, None]).any(1).sum().double()
@@ -89,6 +87,23 @@ def classification_sums(
         "bin_hits": histogram(bin_of, hit, bins),
         "level_count": histogram(level, ones, RETENTION_BINS),
         "level_hits": histogram(level, hit, RETENTION_BINS),
+    }
+
+
+def uncertainties(draws: Tensor, p: Tensor) -> dict[str, Tensor]:
+    """Return how uncertain class predictions are, each ``[B]``; see `classification_sums`.
+
+    `draws` ``[S, B, C]``, predictions `p` ``[B, C]``, both float64. The entropy is in nats.
+    """
+    import torch
+
+    drawn = draws.mean(0)
+    aleatoric = (1 - torch.linalg.vecdot(draws, draws)).mean(0)
+    return {
+        "entropy": _entropy(p),
+        "aleatoric": aleatoric,
+        "epistemic": 1 - drawn.square().sum(1) - aleatoric,
+        "mutual_information": _entropy(drawn) - _entropy(draws).mean(0),
     }
 
 

@@ -60,7 +60,11 @@ class Scaling:
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return standardised samples ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
-        return _scaled(x, self.x), y if self.y is None else _scaled(y, self.y)
+        return self.features(x), y if self.y is None else _scaled(y, self.y)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return standardised samples ``[n, ...]``."""
+        return _scaled(x, self.x)
 
 
 def _scaled(values: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:

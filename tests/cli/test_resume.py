@@ -277,3 +277,15 @@ def test_nothing_that_a_run_keeps_is_a_pickle(finished):
         if path.is_file():
             known = {".toml", ".json", ".jsonl", ".npz", ".html", ".safetensors"}
             assert path.suffix in known or (path.name, path.read_bytes()) == (".lock", b"")
+
+
+def test_a_run_of_an_earlier_version_is_described_when_it_is_resumed(bfl, tmp_path, monkeypatch):
+    words = ("run", "fedavg", *TINY, *quick("fedavg"), "--quiet")
+    assert bfl(*words, "--out", "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (Checkpoints, "write"), 2)
+        with pytest.raises(Killed):
+            main([*map(str, words), "--out", "cut"])
+    (tmp_path / "cut" / "data.json").unlink()
+    assert bfl("resume", "cut", "--quiet") == (0, "", "")
+    same(tmp_path / "cut", tmp_path / "whole")

@@ -24,6 +24,8 @@ def test_a_run_leaves_everything_the_design_promises(bfl, tmp_path, method):
         "experiment.toml",
         "environment.json",
         "partition.npz",
+        "data.json",
+        "models",
         "metrics.jsonl",
         "summary.json",
         "evaluation.json",

@@ -26,6 +26,9 @@ class Recording(Session):
     def evaluate(self, broadcast, clients):
         yield ("evaluate", broadcast, clients)
 
+    def personalise(self, broadcast, clients):
+        yield ("personalise", broadcast, clients)
+
 
 def test_a_wrapped_session_forwards_everything():
     inner = Recording()
@@ -33,6 +36,7 @@ def test_a_wrapped_session_forwards_everything():
     assert list(outer.survey({}, [3])) == [("survey", {}, [3])]
     assert list(outer.fit("b", [1])) == [("fit", "b", [1])]
     assert list(outer.evaluate("b", [2])) == [("evaluate", "b", [2])]
+    assert list(outer.personalise("b", [4])) == [("personalise", "b", [4])]
     assert outer.memories == {1: {}}
     outer.restore({2: {}})
     outer.store("result")
@@ -44,3 +48,10 @@ def test_a_session_keeps_no_memories_unless_it_says_so():
         memories = Session.memories
 
     assert Forgetful().memories == {}
+
+
+def test_models_stay_with_the_clients_unless_a_session_gives_them():
+    class Distant(Recording):
+        personalise = Session.personalise
+
+    assert list(Distant().personalise("b", [1, 2])) == []

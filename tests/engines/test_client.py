@@ -107,3 +107,36 @@ def test_a_prediction_in_closed_form_is_what_is_evaluated():
     result = metrics.metrics_of(found.personal)
     assert result["accuracy"] == pytest.approx(float((y == 0).double().mean()))
     assert result["epistemic"] == pytest.approx(2 * 0.4**2)  # the variances of 0.9, 0.1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_only_memories_that_personalisation_changes_are_given(workers):
+    of, inference = problem(sharing="body", novel=(2,)), Map(local_epochs=2, lr=0.05)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=workers).open(of, inference, 10) as session:
+        found = list(session.personalise(broadcast, (0, 1, 2)))
+    assert [one.client for one in found] == [0, 1, 2]
+    assert [one.memory is None for one in found] == [True, True, False]
+    # The novel client's head, with the body that was sent, is the model that is evaluated.
+    own = {name: tensor[None] for name, tensor in found[2].memory.items()}
+    cohort = of.cohort([2], own, 0)
+    with Local(workers=1).open(of, inference, 10) as session:
+        (evaluated,) = session.evaluate(broadcast, (2,))
+    x, y = of.test.of(2)
+    draws = inference.predict(of, broadcast, cohort, x[None].clone()).draws[0]
+    assert metrics.classification_sums(draws, y)["nll"].equal(evaluated.personal["nll"])
+
+
+def test_a_client_that_cannot_personalise_is_blamed():
+    @attrs.frozen(kw_only=True)
+    class Stubborn(Map):
+        """Cannot personalise."""
+
+        def personalise(self, problem, broadcast, cohort):
+            raise RuntimeError("no")
+
+    of, inference = problem(), Stubborn()
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=1).open(of, inference, 10) as session:
+        (found,) = session.personalise(broadcast, (1,))
+    assert str(found) == "client 1 failed in personalise: RuntimeError: no"

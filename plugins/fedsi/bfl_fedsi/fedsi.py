@@ -326,6 +326,19 @@ class SubnetworkLaplace(GradientInference):
         closed = problem.likelihood.predictive(laplace.probit(mean, variance)[:, None])
         return attrs.evolve(found, closed_form=closed.draws[:, 0])
 
+    def posterior(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Gaussian:
+        """Return each client's mean and its subnetwork's marginal variances, 0 elsewhere.
+
+        A client without a subnetwork has the server's variances. Correlations are left out.
+        """
+        whole = _gaussian(join_personal(problem, broadcast.start, cohort))
+        memory = SubnetworkMemory.unpack(cohort.memory, Gaussian)
+        servers = _gaussian(broadcast.start).variance
+        found = [memory.subnetwork(k) for k in range(len(whole.mean))]
+        shared = torch.stack([servers if one is None else one.variance for one in found])
+        certain = shared.new_zeros(len(shared), problem.layout.personal_total)
+        return Gaussian(whole.mean, problem.layout.join(shared, certain))
+
 
 def substitute_alpha(prior: Posterior, alpha: float) -> Tensor:
     """Return g ``[R]``: the prior's variances, with alpha in place of 0."""

@@ -204,14 +204,21 @@ class LowLossSubspace(GradientInference):
     ) -> Predictive:
         """Predict with each client's lambda (S = 1), or with all those of the ensemble (S = 11)."""
         w_f, w_l = _ends(problem, broadcast, cohort)
+        return prediction.predict_mixtures(problem, w_f, w_l, self._lambdas(cohort, w_f), x)
+
+    def posterior(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Point:
+        """Return the network of each client's lambda; of an ensemble, the mean of its networks."""
+        w_f, w_l = _ends(problem, broadcast, cohort)
+        return Point(torch.lerp(w_f, w_l, self._lambdas(cohort, w_f).mean(1, keepdim=True)))
+
+    def _lambdas(self, cohort: Cohort, like: Tensor) -> Tensor:
+        """Return the lambdas ``[K, S]`` with which the clients predict."""
         chosen = SegmentMemory.unpack(cohort.memory, Point).chosen_lambda
         if self.lambda_selection == "ensemble":
-            lambdas = w_f.new_tensor(prediction.PRIORS[self.ensemble_prior]).expand(len(x), -1)
-        elif chosen is not None:
-            lambdas = chosen[:, None]
-        else:
-            lambdas = w_f.new_full((len(x), 1), self.fixed_lambda)
-        return prediction.predict_mixtures(problem, w_f, w_l, lambdas, x)
+            return like.new_tensor(prediction.PRIORS[self.ensemble_prior]).expand(len(like), -1)
+        if chosen is not None:
+            return chosen[:, None]
+        return like.new_full((len(like), 1), self.fixed_lambda)
 
     def curves(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor

@@ -1,0 +1,186 @@
+"""One client's model: predictions, its posterior, a network, a file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from bflcore.api.inputs import samples
+from bflcore.api.prediction import Prediction, prediction_of
+from bflcore.errors import RunError
+from bflcore.lazy import lazy
+from bflcore.messages import Broadcast, Cohort, within
+from bflcore.randomness import stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from bflcore.api import rebuild
+    from bflcore.engines import client as work
+    from bflcore.engines import pool
+    from bflcore.experiments import description as describing
+    from bflcore.experiments import models
+    from bflcore.experiments.description import Description
+    from bflcore.inference.base import LocalInference
+    from bflcore.problem import Problem
+    from bflcore.registry import loading
+else:
+    torch = lazy("torch")
+    work = lazy("bflcore.engines.client")
+    pool = lazy("bflcore.engines.pool")
+    describing = lazy("bflcore.experiments.description")
+    models = lazy("bflcore.experiments.models")
+    rebuild = lazy("bflcore.api.rebuild")
+    loading = lazy("bflcore.registry.loading")
+
+__all__ = ["ClientModel", "load_model"]
+
+FORMAT = 1
+
+
+@attrs.frozen(eq=False)
+class ClientModel:
+    """The model of one client, or the server's, as the last evaluation of the run used it.
+
+    `id` is the owner's id; `number` the client's number in the run, from which the draws of a
+    prediction derive: the same samples always give the same prediction. `memory` ``[...]`` is what
+    the client keeps. `settings` have the form of ``experiment.toml``.
+    """
+
+    id: int | str
+    number: int
+    problem: Problem = attrs.field(repr=False)
+    inference: LocalInference = attrs.field(repr=False)
+    broadcast: Broadcast = attrs.field(repr=False)
+    memory: Mapping[str, Tensor] = attrs.field(repr=False)
+    description: Description = attrs.field(repr=False)
+    settings: Mapping[str, Any] = attrs.field(repr=False)
+    size: int = 0  # training samples
+    novel: bool = False
+
+    def predict(self, x: Any) -> Prediction:
+        """Predict raw samples `x` ``[B, ...]``, an array or a tensor, in the form of the data set.
+
+        The scale of bytes, the range of inputs and standardisation are applied here, and real
+        targets are given back in their own units. Raises `DataError` for samples of another form.
+        """
+        inputs = self._inputs(x)
+        cohort, likelihood = self._cohort(), self.problem.likelihood
+        with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
+            parts = [
+                self.inference.predict(self.problem, self.broadcast, cohort, block[None])
+                for block in inputs.split(work.BLOCK)
+            ]
+        classes = self.description.classes if likelihood.task == "classification" else ()
+        return prediction_of(parts, classes, self.problem.train.scaling)
+
+    @property
+    def posterior(self) -> dict[str, dict[str, Tensor]]:
+        """The posterior's moments or draws ``[..., *shape]``: field, then name of the parameter."""
+        layout = self.problem.layout
+        packed = self._posterior().pack()
+        if "mean" not in packed:
+            packed = {"mean": self._posterior().mean, **packed}
+        whole = {name: t for name, t in packed.items() if t.shape[-1] == layout.total}
+        return {name: self._by_parameter(tensor) for name, tensor in whole.items()}
+
+    def sample(self, n: int, seed: int = 0) -> list[dict[str, Tensor]]:
+        """Draw the parameters `n` times from the posterior: state dicts of `module`."""
+        posterior, like = self._posterior(), self.problem.initial
+        draws = stream(seed, self.broadcast.round, self.number, "samples", like.device)
+        noises = (torch.empty_like(like).normal_(generator=draws) for _ in range(n))
+        return [self._by_parameter(posterior.sample(noise)) for noise in noises]
+
+    def module(self) -> nn.Module:
+        """Return the network at the posterior's mean, for inputs as the network gets them.
+
+        Unlike `predict`, it does not scale its inputs, and knows no uncertainty.
+        """
+        network = copy.deepcopy(self.problem.network)
+        network.load_state_dict(self._by_parameter(self._posterior().mean), strict=False)
+        return network
+
+    def save(self, path: Path | str) -> Path:
+        """Write the model to one safetensors file with a JSON header; return its path.
+
+        Raises `RunError` if it cannot be written.
+        """
+        header = {
+            "format": FORMAT,
+            "id": self.id,
+            "number": self.number,
+            "size": self.size,
+            "novel": self.novel,
+            "round": self.broadcast.round,
+            "settings": dict(self.settings),
+            "data": self.description.only(self.number).as_json(),
+        }
+        server = {f"broadcast.{name}": t for name, t in self.broadcast.pack().items()}
+        own = {f"memory.{name}": t for name, t in self.memory.items()}
+        models.write_tensors(Path(path), server | own, header)
+        return Path(path)
+
+    def _inputs(self, x: Any) -> Tensor:
+        problem = self.problem
+        raw = samples(x, self.description).to(problem.device, problem.initial.dtype)
+        scaling = problem.train.scaling
+        return scaling.features(raw) if scaling else raw
+
+    def _posterior(self) -> Any:
+        """Return the posterior ``[P]``."""
+        return self.inference.posterior(self.problem, self.broadcast, self._cohort())[0]
+
+    def _by_parameter(self, tensor: Tensor) -> dict[str, Tensor]:
+        layout, lead = self.problem.layout, tensor.shape[:-1]
+        pieces = zip(layout.names, layout.shapes, tensor.split(layout.sizes, -1), strict=True)
+        return {name: piece.reshape(*lead, *shape) for name, shape, piece in pieces}
+
+    def _cohort(self) -> Cohort:
+        """Return the client without samples, ready to predict."""
+        problem, train = self.problem, self.problem.train
+        return Cohort(
+            (self.number,),
+            train.x[None, :0],
+            train.y[None, :0],
+            (self.size,),
+            {name: tensor[None] for name, tensor in self.memory.items()},
+            problem.seed,
+            self.broadcast.round,
+            self.novel,
+        )
+
+
+def load_model(path: Path | str, device: str = "") -> ClientModel:
+    """Return the model that `ClientModel.save` or ``bfl export`` wrote.
+
+    Nothing is unpickled: inference, likelihood and network are rebuilt from their names and
+    options, so their distributions must be installed, and a network of the user's own importable.
+    `device`: that of the run, unless given. Raises `RunError` for another file.
+    """
+    where = Path(path)
+    header, tensors = models.read_tensors(where)
+    if header.get("format") != FORMAT or "settings" not in header:
+        raise RunError(f"{where} is not a model; allowed: a file that bfl export wrote")
+    described = describing.Description.from_json(header["data"], where)
+    settings = header["settings"]
+    problem, inference = rebuild.rebuild(loading.load_registry(), settings, described, device)
+    placed = {name: tensor.to(problem.device) for name, tensor in tensors.items()}
+    family = type(inference.initial(problem))
+    broadcast = Broadcast.unpack(header["round"], within(placed, "broadcast."), family)
+    return ClientModel(
+        header["id"],
+        header["number"],
+        problem.surveyed(broadcast.survey),
+        inference,
+        broadcast,
+        within(placed, "memory."),
+        described,
+        settings,
+        header["size"],
+        header["novel"],
+    )

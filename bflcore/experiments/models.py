@@ -1,0 +1,116 @@
+"""The clients' models at the end of a run: the folder ``models/`` of a run directory.
+
+Before a client predicts, it may fine-tune, adapt or infer more from its training samples
+(`LocalInference.personalise`). What that gives is stored once, after the last evaluation, so that
+the models can be used without the samples: ``models/000003.safetensors`` for each client whose
+memory it changed, and ``models/index.json`` with what became of every client.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from bflcore.errors import ClientError, RunError
+from bflcore.files import replace_file, write_text
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore.messages import Personalised
+
+__all__ = ["Models", "read_tensors", "write_tensors"]
+
+HEADER = "bflcore"  # key of the JSON text among a file's metadata
+OWN, STORED = "own", "stored"  # in the index: a file of its own, or the memory of the checkpoint
+
+
+class Models:
+    """The memories with which the clients of one run predict."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, round: int, replies: Iterable[Personalised | ClientError]) -> None:
+        """Store the memories of a round, one at a time, and the index at the end."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        clients = {}
+        for reply in replies:
+            if isinstance(reply, ClientError):
+                clients[str(reply.client)] = str(reply)
+                continue
+            clients[str(reply.client)] = STORED if reply.memory is None else OWN
+            if reply.memory is not None:
+                write_tensors(self._file(reply.client), reply.memory, {})
+        write_text(
+            self.folder / "index.json", json.dumps({"round": round, "clients": clients}) + "\n"
+        )
+
+    def index(self, round: int) -> dict[int, str]:
+        """Return what became of each client's model: ``own``, ``stored``, or why it failed.
+
+        Raises `RunError` if they are not the models of `round`.
+        """
+        path = self.folder / "index.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["round"] != round:
+                raise RunError(
+                    f"{path} is of round {found['round']}, but the checkpoint is of round {round}; "
+                    "run the experiment again"
+                )
+            return {int(client): str(state) for client, state in found["clients"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{path} cannot be read ({error}): without it the clients' models are incomplete; "
+                "run the experiment again"
+            ) from None
+
+    def read(self, client: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Return the memory ``[...]`` of a client that has a file of its own."""
+        return read_tensors(self._file(client), device)[1]
+
+    def _file(self, client: int) -> Path:
+        return self.folder / f"{client:06d}.safetensors"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header.
+
+    Raises `RunError` if it cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    # Cloned, because safetensors refuses tensors that share memory.
+    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    try:
+        with replace_file(path) as aside:
+            save_file(whole, aside, {HEADER: json.dumps(header)})
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"{path} cannot be written ({error}); choose a writable folder with enough space"
+        ) from None
+
+
+def read_tensors(
+    path: Path, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the JSON header and the tensors ``[...]`` of a safetensors file.
+
+    Raises `RunError` if it cannot be read.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+            names = file.keys()  # not a mapping
+            # Copied: the file's tensors begin anywhere in memory, which changes the last bit.
+            return header, {key: file.get_tensor(key).to(device, copy=True) for key in names}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({type(error).__name__}: {error})") from None
