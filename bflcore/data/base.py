@@ -80,7 +80,7 @@ def centred(dataset: Dataset) -> Dataset:
             f"samples of shape {list(dataset.x.shape[1:])} with values from {low:.3g} to "
             f"{high:.3g}; allowed here: 0,1, which leaves them as they are"
         )
-    x, *held_out = (2 * x - 1 for x in arrays)
+    x, *held_out = (np.asarray(2 * x - 1, np.float32) for x in arrays)
     return attrs.evolve(dataset, x=x, x_test=held_out[0] if held_out else None)
 
 
