@@ -150,6 +150,12 @@ NOTES = {
         "  default stays Adam at 0.001: gradient descent at 0.1 diverges in the first round on\n"
         "  `boston`, and a default has to work on every data set."
     ),
+    "local": "* `local`: as `fedavg`.",
+    "fedper": "* `fedper`, `fedbabu`: the recipes hold the chosen values.",
+    "pfedme": (
+        "* `pfedme`: the table uses the chosen rate. The default stays 0.05: at 0.1, a step of\n"
+        "  lr lambda = 1.5 overshoots the minimiser, which need not be stable elsewhere."
+    ),
 }
 
 
