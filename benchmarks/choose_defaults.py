@@ -152,6 +152,7 @@ NOTES = {
     ),
     "local": "* `local`: as `fedavg`.",
     "fedper": "* `fedper`, `fedbabu`: the recipes hold the chosen values.",
+    "fedpop": "* `fedpop`: the chosen step is the new default (it was 0.05).",
     "pfedme": (
         "* `pfedme`: the table uses the chosen rate. The default stays 0.05: at 0.1, a step of\n"
         "  lr lambda = 1.5 overshoots the minimiser, which need not be stable elsewhere."

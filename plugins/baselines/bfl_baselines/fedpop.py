@@ -93,7 +93,7 @@ class Langevin(GradientInference):
         0.5, "fraction of these steps whose states are dropped", at_least=0, below=1
     )
     langevin_lr: float = option(
-        0.05, "step size of the Langevin dynamics (h), for the loss per sample", above=0
+        0.0125, "step size of the Langevin dynamics (h), for the loss per sample", above=0
     )
     prior_sigma: float = option(
         0.1, "initial standard deviation of the prior of personal parameters", above=0
