@@ -89,14 +89,15 @@ numbers of every seed, are in `fashion-mnist-small.json`.
 All values are those of the last round: mean +- standard deviation over seeds {seeds}.
 Accuracy is the mean over clients; the other metrics are pooled over samples, with 10 bins. The
 papers train for 800 rounds, and BPFed's prints the best of them on test data. Here, `bpfed` trains
-for {bpfed} rounds and all others for {rounds}. Machine: {machine}; torch {torch}.
+for {bpfed} rounds and all others for {rounds}, so differences from `bpfed` include those rounds. Machine: {machine}; torch {torch}.
 """
 DIFFERENCES = """\
 ## `{ours}` minus the others, seed by seed
 
 Mean of the paired differences +- its standard error. If the mean is not more than two standard
 errors from zero, the two are not distinguishable (n.d.). Higher is better for accuracy, lower for
-the others.
+the others. Seeds share one pool of 70,000 images, so the differences are less independent than
+their standard errors assume.
 """
 
 
