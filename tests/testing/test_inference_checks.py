@@ -30,7 +30,7 @@ NOVEL = "novel clients can predict"
 EXACT = "is exact on the conjugate problem"
 ALL_BUT_EXACT = {
     *(UNTOUCHED, SURVEY, FAMILY, DTYPE, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, LOSS),
-    *(MEMORY, PREDICTIONS, NOVEL),
+    *(MEMORY, PREDICTIONS, NOVEL, CERTAIN),
 }
 
 TIMES = count()
