@@ -89,7 +89,8 @@ numbers of every seed, are in `fashion-mnist-small.json`.
 All values are those of the last round: mean +- standard deviation over seeds {seeds}.
 Accuracy is the mean over clients; the other metrics are pooled over samples, with 10 bins. The
 papers train for 800 rounds, and BPFed's prints the best of them on test data. Here, `bpfed` trains
-for {bpfed} rounds and all others for {rounds}, so differences from `bpfed` include those rounds. Machine: {machine}; torch {torch}.
+for {bpfed} rounds and all others for {rounds}, so differences from `bpfed` include those rounds.
+Machine: {machine}; torch {torch}.
 """
 DIFFERENCES = """\
 ## `{ours}` minus the others, seed by seed
