@@ -42,6 +42,11 @@ class SWAG(GradientInference):
     scale: float = option(1.0, "factor by which the variances are multiplied", above=0)
     predict_draws: int = option(20, "parameter draws averaged per prediction (S)", at_least=1)
 
+    @property
+    def leaves_certain(self) -> bool:
+        """True: a parameter that did not move has variance 0."""
+        return True
+
     def initial(self, problem: Problem) -> Posterior:
         """Return the network's initialisation with variance 0 ``[P]``."""
         return Gaussian(problem.initial, 0 * problem.initial)
