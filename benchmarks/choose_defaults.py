@@ -152,6 +152,11 @@ NOTES = {
     ),
     "local": "* `local`: as `fedavg`.",
     "fedper": "* `fedper`, `fedbabu`: the recipes hold the chosen values.",
+    "superfed-mm": (
+        "* `superfed-mm`: the recipe keeps `validation` for now. The results and the study of label\n"
+        "  noise are of it, and the gain of a fixed lambda of 0.5 is within two standard errors;\n"
+        "  `-o inference.lambda_selection=fixed` gives it."
+    ),
     "fedpop": "* `fedpop`: the chosen step is the new default (it was 0.05).",
     "pfedme": (
         "* `pfedme`: the table uses the chosen rate. The default stays 0.05: at 0.1, a step of\n"
@@ -317,7 +322,8 @@ python benchmarks/choose_defaults.py
 Each cell is `bfl run METHOD` with the flags of its row and
 `{PROTOCOL}`:
 a fifth of the 250 training samples of each client is held out for validation, and the model is
-trained on the other 200. The score is that of the last round on validation samples, over seeds
+trained on the other 200. (`superfed-mm`:
+`{SHARDS}`.) The score is that of the last round on validation samples, over seeds
 {seeds}; where the best value, the recipe's and the one to be chosen are not the same, seed
 {deciding} is added for them. No results page uses these seeds, and no test metric was read.
 
