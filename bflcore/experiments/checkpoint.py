@@ -9,17 +9,17 @@ so that the old checkpoint or the new one is complete, however the run ends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from bflcore.errors import RunError
-from bflcore.files import replace_file, sync
+from bflcore.experiments.models import read_tensors, save_tensors
+from bflcore.files import sync
 from bflcore.messages import Broadcast, within
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "Checkpoints"]
 
 FORMAT = 1
-HEADER = "bflcore"  # key of the JSON text among a file's metadata
 
 Memory = Mapping[str, "Tensor"]
 
@@ -140,14 +139,9 @@ class Checkpoints:
 
     def _load(self, path: Path, device: _Device) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
-            with safe_open(path, "pt") as file:
-                header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-                names = file.keys()  # not a mapping
-                return header, {key: file.get_tensor(key).to(device, copy=True) for key in names}
-        except (OSError, SafetensorError, ValueError) as error:
-            raise RunError(
-                f"{path} cannot be read ({type(error).__name__}: {error}); start the run again"
-            ) from None
+            return read_tensors(path, device)
+        except RunError as error:
+            raise RunError(f"{error}; start the run again") from None
 
     def _commit(
         self,
@@ -164,22 +158,14 @@ class Checkpoints:
                 for client, memory in sorted(changed.items())
                 for name, tensor in memory.items()
             }
-            self._save(_memories_of(number), tensors, {})
+            save_tensors(self.folder / _memories_of(number), tensors, {})
         for path in after:
             sync(path)
-        self._save(_file_of(number), broadcast.pack(), {HEADER: json.dumps(header)})
+        save_tensors(self.folder / _file_of(number), broadcast.pack(), header)
         live = {_file_of(number), *(_memories_of(int(n)) for n in header["stored"])}
         for path in self.folder.iterdir():
             if path.name not in live:
                 path.unlink()
-
-    def _save(self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-        from safetensors.torch import save_file
-
-        # Cloned, because safetensors refuses tensors that share memory.
-        whole = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
-        with replace_file(self.folder / name) as aside:
-            save_file(whole, aside, metadata)
 
     def _wait(self) -> None:
         """Wait for the last checkpoint. Raises `RunError` when it could not be written."""

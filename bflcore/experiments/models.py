@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bflcore.messages import Personalised
 
-__all__ = ["Models", "read_tensors", "write_tensors"]
+__all__ = ["Models", "read_tensors", "save_tensors", "write_tensors"]
 
 HEADER = "bflcore"  # key of the JSON text among a file's metadata
 OWN, STORED = "own", "stored"  # in the index: a file of its own, or the memory of the checkpoint
@@ -81,18 +81,20 @@ class Models:
         return self.folder / f"{client:06d}.safetensors"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header.
-
-    Raises `RunError` if it cannot be written.
-    """
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header."""
     from safetensors.torch import save_file
 
     # Cloned, because safetensors refuses tensors that share memory.
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    with replace_file(path) as aside:
+        save_file(whole, aside, {HEADER: json.dumps(header)})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Do as `save_tensors` ``[...]``. Raises `RunError` if the file cannot be written."""
     try:
-        with replace_file(path) as aside:
-            save_file(whole, aside, {HEADER: json.dumps(header)})
+        save_tensors(path, tensors, header)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{path} cannot be written ({error}); choose a writable folder with enough space"
