@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add",
     "classification_sums",
+    "entropies",
     "metrics_of",
     "regression_sums",
     "reliability_diagram",
@@ -100,10 +101,10 @@ def uncertainties(draws: Tensor, p: Tensor) -> dict[str, Tensor]:
     drawn = draws.mean(0)
     aleatoric = (1 - torch.linalg.vecdot(draws, draws)).mean(0)
     return {
-        "entropy": _entropy(p),
+        "entropy": entropies(p),
         "aleatoric": aleatoric,
         "epistemic": 1 - drawn.square().sum(1) - aleatoric,
-        "mutual_information": _entropy(drawn) - _entropy(draws).mean(0),
+        "mutual_information": entropies(drawn) - entropies(draws).mean(0),
     }
 
 
@@ -206,5 +207,6 @@ def retention_curve(sums: Sums) -> dict[str, list[float]]:
     }
 
 
-def _entropy(p: Tensor) -> Tensor:
+def entropies(p: Tensor) -> Tensor:
+    """Return the entropies ``[...]`` in nats of class probabilities `p` ``[..., C]``."""
     return -(p * p.clamp_min(CLIP).log()).sum(-1)
