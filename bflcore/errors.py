@@ -18,6 +18,7 @@ __all__ = [
     "PluginError",
     "RoundError",
     "RunError",
+    "RunWarning",
     "nearest",
     "unknown",
 ]
@@ -45,6 +46,10 @@ class DataError(BflError):
 
 class RunError(BflError):
     """A run directory cannot be written, read or continued."""
+
+
+class RunWarning(UserWarning):
+    """Something about a run that its user should know; the run goes on."""
 
 
 class RoundError(RunError):

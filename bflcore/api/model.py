@@ -163,7 +163,7 @@ def load_model(path: Path | str, device: str = "") -> ClientModel:
     `device`: that of the run, unless given. Raises `RunError` for another file.
     """
     where = Path(path)
-    header, tensors = models.read_tensors(where)
+    header, tensors, _ = models.read_tensors(where)
     if header.get("format") != FORMAT or "settings" not in header:
         raise RunError(f"{where} is not a model; allowed: a file that bfl export wrote")
     described = describing.Description.from_json(header["data"], where)

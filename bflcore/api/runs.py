@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from bflcore.api import flags, rebuild
     from bflcore.engines import pool
-    from bflcore.experiments import caveats, directory, prepare, resolve
+    from bflcore.experiments import caveats, directory, integrity, prepare, resolve
     from bflcore.experiments import description as describing
     from bflcore.experiments import run as running
     from bflcore.experiments.checkpoint import Checkpoint
@@ -43,6 +42,7 @@ else:
     describing = lazy("bflcore.experiments.description")
     directory = lazy("bflcore.experiments.directory")
     flags = lazy("bflcore.api.flags")
+    integrity = lazy("bflcore.experiments.integrity")
     prepare = lazy("bflcore.experiments.prepare")
     rebuild = lazy("bflcore.api.rebuild")
     resolve = lazy("bflcore.experiments.resolve")
@@ -69,22 +69,19 @@ class Run:
         """The content of ``summary.json``: final metrics, seconds, bytes."""
         path = self.path / "summary.json"
         try:
-            found: Record = json.loads(path.read_text(encoding="utf-8"))
+            return integrity.read_json(path)
         except FileNotFoundError:
             raise RunError(
                 f"{self.path} is not finished; continue with: bfl resume {self.path}"
             ) from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({error})") from None
-        return found
 
     @property
     def history(self) -> list[Record]:
         """The evaluated rounds: the lines of ``metrics.jsonl``."""
         path = self._folder.metrics
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as error:
+            return integrity.read_lines(path)
+        except OSError as error:
             raise RunError(f"{path} cannot be read ({error})") from None
 
     def history_frame(self) -> Any:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from bflcore.errors import BflError
+from bflcore.errors import BflError, RunWarning
 
 if TYPE_CHECKING:
     from bflcore.registry.command import Command
@@ -95,7 +96,10 @@ def bfl() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on standard error and exit status 2."""
     try:
-        status: Any = bfl.main(args=arguments, prog_name="bfl", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", RunWarning)
+            warnings.showwarning = _show
+            status: Any = bfl.main(args=arguments, prog_name="bfl", standalone_mode=False)
     except BflError as error:
         _refuse(str(error))
     except click.UsageError as error:
@@ -107,6 +111,21 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print what concerns a run in one line, and other warnings as Python does."""
+    if issubclass(category, RunWarning):
+        click.echo("warning: " + " ".join(str(message).split()), err=True)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _refuse(message: str) -> None:

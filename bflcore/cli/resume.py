@@ -36,7 +36,8 @@ def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
         raise RunError(
             f"cannot resume {run} unchanged: {'; '.join(changes)}; restore it, or pass --force"
         )
-    if reached >= prepared.experiment.run.rounds and (run / "summary.json").exists():
+    finished = reached >= prepared.experiment.run.rounds and (run / "summary.json").exists()
+    if finished and directory.checkpoints.sound():
         click.echo(f"{run} is finished ({reached} rounds). Write its report with: bfl report {run}")
         return
     directory.describe(prepared)  # a run of an earlier version has no data.json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +10,7 @@ import attrs
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition
 from bflcore.errors import RunError
+from bflcore.experiments.integrity import read_json
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
@@ -94,14 +94,12 @@ class Description:
         """Read ``data.json`` of a run directory. Raises `RunError` without a valid one."""
         path = run / FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
         except FileNotFoundError:
             raise RunError(
                 f"{path} is missing: the run was started by an earlier version; run it again: "
                 f"bfl run {run / 'experiment.toml'}"
             ) from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({error}); start the run again") from None
         return cls.from_json(values, path)
 
     def as_json(self) -> dict[str, Any]:

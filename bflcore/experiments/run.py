@@ -87,7 +87,7 @@ class Run:
         Returns the clients' memories ``[...]``; None if there is no checkpoint yet. Raises
         `RunError` if the checkpoint does not belong to this experiment.
         """
-        saved = self.checkpoints.read(type(self.broadcast.start), self.problem.device)
+        saved = self.checkpoints.read_sound(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
         records = self.directory.rewind(reached)
         for logger in self.experiment.loggers:
@@ -113,8 +113,8 @@ class Run:
         if len(records) != saved.state["evaluated"]:
             raise RunError(
                 f"{self.directory.metrics}: {len(records)} of {saved.state['evaluated']} evaluated "
-                f"rounds up to round {saved.broadcast.round} are left; restore the file, or start "
-                "the run again"
+                f"rounds up to round {saved.broadcast.round} can be read, the others are lost or "
+                "damaged; restore the file, or start the run again"
             )
 
     def _round(self, session: Session, number: int) -> None:

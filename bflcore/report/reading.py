@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from bflcore.errors import RunError
+from bflcore.experiments.integrity import read_json, read_lines
 
 __all__ = ["Run", "read_run"]
 
@@ -43,23 +44,28 @@ def read_run(path: Path) -> Run:
         raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
     return Run(
         path,
-        _parse(path / "experiment.toml", tomllib.loads),
-        _parse(path / "metrics.jsonl", _json_lines),
-        _parse(path / "summary.json", json.loads),
-        _parse(path / "evaluation.json", json.loads),
-        _parse(path / "environment.json", json.loads),
+        _read(path / "experiment.toml", _toml),
+        _read(path / "metrics.jsonl", _evaluated),
+        _read(path / "summary.json", read_json),
+        _read(path / "evaluation.json", read_json),
+        _read(path / "environment.json", read_json),
     )
 
 
-def _json_lines(text: str) -> list[Any]:
-    if not text:
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _evaluated(path: Path) -> list[dict[str, Any]]:
+    found = read_lines(path)
+    if not found:
         raise ValueError("no round has been evaluated")
-    return [json.loads(line) for line in text.splitlines()]
+    return found
 
 
-def _parse(path: Path, parser: Any) -> Any:
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        return parser(path.read_text(encoding="utf-8"))
+        return read(path)
     except FileNotFoundError:
         raise RunError(
             f"{path} is missing: the run has not finished; wait for it, or continue it with: "

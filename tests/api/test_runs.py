@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bflcore
+from bflcore.experiments.integrity import read_json, write_json
 from bflcore.options import options_of
 from bflcore.problem import metrics
 
@@ -167,9 +168,9 @@ def test_a_stranger_adapts_as_the_held_out_client_did_in_the_evaluation(tmp_path
     assert (other.id, other.number) == ("new", 3)
     # The number decides the order of the minibatches: leave the last client out of the run.
     path = run.path / "data.json"
-    described = json.loads(path.read_text())
+    described = read_json(path)
     described["clients"].pop()
-    path.write_text(json.dumps(described))
+    write_json(path, described)
     same = bflcore.load(run.path).adapt(data["x"][rows], data["y"][rows]).module().state_dict()
     assert all(torch.equal(same[name], tensor) for name, tensor in held_out.items())
     index = json.loads((run.path / "models" / "index.json").read_text())
@@ -273,12 +274,13 @@ def test_what_is_missing_in_a_run_directory_is_said_in_one_line(tmp_path):
 
 def test_a_model_that_stays_with_its_client_is_refused_by_name(tmp_path):
     run, _ = trained(tmp_path)
-    (run.path / "models" / "index.json").write_text('{"round": 2, "clients": {"0": "stored"}}')
+    index = run.path / "models" / "index.json"
+    write_json(index, {"round": 2, "clients": {"0": "stored"}})
     loaded = bflcore.load(run.path)
     assert loaded.client(7).number == 0
     with pytest.raises(bflcore.RunError, match="the model of client 900 is not here: it is on the"):
         loaded.client(900)
-    (run.path / "models" / "index.json").write_text('{"round": 1, "clients": {}}')
+    write_json(index, {"round": 1, "clients": {}})
     with pytest.raises(bflcore.RunError, match="is of round 1, but the checkpoint is of round 2"):
         bflcore.load(run.path).client(7)
 

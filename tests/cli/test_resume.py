@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from bflcore.cli import main
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.integrity import read_json, write_json
 
 from ..interrupted import (
     METHODS,
@@ -208,24 +209,42 @@ DAMAGES = [
 
 @pytest.mark.parametrize("part", ["", ".clients"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
-def test_a_damaged_checkpoint_is_refused_in_one_line(bfl, tmp_path, run, damage, part):
+def test_a_damaged_checkpoint_is_replaced_from_the_one_before(
+    bfl, tmp_path, run, finished, damage, part
+):
     path = newest(run).with_name(f"{ROUNDS:06d}{part}.safetensors")
     damage(path)
-    if part and damage in (damage_foreign, damage_format, damage_fields):
-        save_file({"no.client": torch.zeros(1)}, path)
+    status, _, err = bfl("resume", run, "--quiet")
+    assert (status, err.count("\n")) == (0, 1)
+    assert err.startswith("warning: ")
+    assert f"continuing from the checkpoint of round {ROUNDS - 1}" in err
+    assert not (tmp_path / "sprung").exists()
+    same(run, finished)
+
+
+def test_a_finished_run_is_repaired_too(bfl, run, finished):
+    shutil.copy(finished / "summary.json", run)
+    damage_truncate(newest(run))
+    assert bfl("resume", run, "--quiet")[0] == 0
+    same(run, finished)
+    assert "is finished" in bfl("resume", run)[1]
+
+
+def test_without_a_sound_checkpoint_the_run_is_refused_in_one_line(bfl, run):
+    for path in (run / "checkpoint").iterdir():
+        damage_truncate(path)
     message = refused(bfl, run)
     assert "checkpoint" in message
     assert "start the run again" in message
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_changed_data_is_refused_and_forced(bfl, tmp_path, run):
     environment = run / "environment.json"
-    known = json.loads(environment.read_text())
+    known = read_json(environment)
     known["fingerprints"]["the data or its partition"] = "other"
     known["distributions"]["bfl-bpfed"] = "0.0.1"
     known["distributions"]["bfl-tdamp"] = "0.0.1"  # not used: no matter
-    environment.write_text(json.dumps(known))
+    write_json(environment, known)
     message = refused(bfl, run)
     assert "bfl-bpfed was 0.0.1 and is" in message
     assert "the data or its partition changed" in message

@@ -3,6 +3,7 @@
 import pytest
 
 from bflcore.errors import RunError
+from bflcore.experiments.directory import RunDirectory
 from bflcore.report.reading import read_run
 
 
@@ -13,6 +14,6 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
 
 def test_a_run_that_has_not_finished_says_how_to_continue(tmp_path):
     (tmp_path / "experiment.toml").write_text("")
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
+    RunDirectory(tmp_path).append({"round": 1})
     with pytest.raises(RunError, match="has not finished; .* continue it with: bfl resume"):
         read_run(tmp_path)
