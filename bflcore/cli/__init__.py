@@ -125,7 +125,9 @@ def _show(
     if issubclass(category, RunWarning):
         click.echo("warning: " + " ".join(str(message).split()), err=True)
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+        (file or sys.stderr).write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
 
 
 def _refuse(message: str) -> None:

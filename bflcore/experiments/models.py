@@ -115,7 +115,6 @@ def read_tensors(
         given = header.pop(DIGEST, None)
         digest = tensor_digest(json.dumps(header), tensors)
         check_digest(given, digest)
-        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-        return header, moved, digest
     except (OSError, SafetensorError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({type(error).__name__}: {error})") from None
+    return header, {name: tensor.to(device) for name, tensor in tensors.items()}, digest

@@ -59,9 +59,7 @@ def landscape(run: Run) -> Plane:
     checkpoints = RunDirectory(run.path).checkpoints
     saved = checkpoints.read(family, problem.device)
     if saved is None:
-        raise RunError(
-            f"{checkpoints.folder} cannot be read: it has no checkpoint; start the run again"
-        )
+        raise RunError(f"{checkpoints.folder} has no checkpoint; start the run again")
     problem = problem.surveyed(saved.broadcast.survey)
     client = min(saved.memories, default=problem.clients[0])
     memory = saved.memories.get(client) or inference.initial_memory(problem)

@@ -52,7 +52,7 @@ def test_a_run_without_a_checkpoint_says_so(run, capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", str(run), "--landscape"])
     assert end.value.code == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "has no checkpoint" in capsys.readouterr().err
 
 
 def test_label_noise_is_stored_and_rebuilt_with_the_run(run):
