@@ -24,6 +24,7 @@ import attrs
 
 from bflcore.aggregation import Aggregator, State, Statistics, add_sums
 from bflcore.engines.screening import screen, screen_answer
+from bflcore.engines.trust import TrustRegion
 from bflcore.errors import ClientError, RoundError
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
@@ -72,7 +73,8 @@ class Recipe:
 class Round:
     """What one round produced: the next broadcast, and its record.
 
-    `report` holds the aggregator's numbers, for example how many coordinates it had to floor.
+    `report` holds the aggregator's numbers, for example how many coordinates it had to floor;
+    `heaviest` is the client with the largest weight, and its share of all weight.
     """
 
     broadcast: Broadcast
@@ -84,6 +86,7 @@ class Round:
     client_seconds: float
     server_seconds: float
     report: Mapping[str, float] = attrs.field(factory=dict)
+    heaviest: tuple[int, float] = (SERVER, 0.0)
 
 
 @attrs.frozen(eq=False)
@@ -196,16 +199,20 @@ def run_round(
     clients: Sequence[int],
     min_clients: int = 1,
     block: int = BLOCK,
+    trust: float = 0.0,
 ) -> Round:
     """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
-    Memory does not depend on the number of clients where the aggregator sums and the weighting is
-    `local`. Raises `RoundError` if fewer than `min_clients` give a valid result.
+    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted). Memory does
+    not depend on the number of clients where the aggregator sums and the weighting is `local`: the
+    results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
+    valid result.
     """
     clock, rule = time.perf_counter(), recipe.aggregator
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    arrivals = tally.screen(session.fit(broadcast, clients))
+    region = TrustRegion(broadcast, trust)
+    arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
     for _, members in groupby(weighed, key=lambda member: block_of[member[0].clients[0]]):
@@ -226,7 +233,7 @@ class Tally:
     """Who replied to a round and who was dropped and why; bytes, seconds and loss.
 
     `replied` and `dropped` are in order of arrival; `weights` ``[1]`` are those of the clients
-    that replied; `form` holds the shapes and dtypes of the statistics that `hyper` sums.
+    that replied.
     """
 
     def __init__(self, broadcast: Broadcast, clients: Sequence[int]) -> None:
@@ -236,12 +243,26 @@ class Tally:
         self.replied: list[int] = []
         self.dropped: list[ClientError] = []
         self.weights: list[Tensor] = []
-        self.form: dict[str, tuple[list[int], torch.dtype]] = {}
         self.loss = 0.0
         self.bytes_up = 0
         self.client_seconds = 0.0
 
-    def screen(self, replies: Iterable[LocalResult | ClientError]) -> Iterator[LocalResult]:
+    def screen(
+        self,
+        replies: Iterable[LocalResult | ClientError],
+        region: TrustRegion,
+        block_of: Mapping[int, int],
+    ) -> Iterator[LocalResult]:
+        """Yield the results that are valid and within the trust region, one client each."""
+        valid = self._valid(replies)
+        for _, members in groupby(valid, key=lambda result: block_of[result.clients[0]]):
+            for result in region.admit(members):
+                if isinstance(result, ClientError):
+                    self.dropped.append(result)
+                else:
+                    yield result
+
+    def _valid(self, replies: Iterable[LocalResult | ClientError]) -> Iterator[LocalResult]:
         """Yield the valid results of clients that were asked, one client each, as they arrive."""
         arriving = iter(replies)
         while True:
@@ -267,22 +288,13 @@ class Tally:
     def summarise(
         self, hyper: HyperUpdate, result: LocalResult, weights: Tensor
     ) -> Statistics | None:
-        """Count the client and return the statistics that `hyper` sums; None if it is dropped.
-
-        Shapes and dtypes must be those of the round's first client.
-        """
+        """Count the client and return the statistics that `hyper` sums; None if it is dropped."""
         (client,) = result.clients
         try:
             sums = hyper.summarise(result, weights, self.broadcast)
         except Exception as error:  # noqa: BLE001 - whatever a malformed statistic causes
             self.drop(client, f"its statistics do not fit ({type(error).__name__}: {error})")
             return None
-        form = {name: (list(tensor.shape), tensor.dtype) for name, tensor in sums.items()}
-        if self.replied and form != self.form:
-            first = self.replied[0]
-            self.drop(client, f"its statistics are {form}, not {self.form} as client {first}'s")
-            return None
-        self.form = form
         self.replied.append(client)
         self.weights.append(weights)  # one number per client, checked when all are known
         self.loss += float(result.loss[0])
@@ -314,7 +326,13 @@ class Tally:
             self.client_seconds,
             seconds - self.client_seconds,
             report,
+            self._heaviest(),
         )
+
+    def _heaviest(self) -> tuple[int, float]:
+        weights = torch.cat(self.weights)
+        row = int(weights.argmax())
+        return self.replied[row], float(weights[row] / weights.sum())
 
 
 def _uploaded(reply: LocalResult | ClientError) -> int:

@@ -110,6 +110,8 @@ def _check_form(reply: LocalResult, broadcast: Broadcast) -> str | None:
     for name, tensor in _tensors(reply).items():
         if not isinstance(tensor, torch.Tensor):
             return f"{name}: expected a tensor, got {type(tensor).__name__}"
+        if tensor.is_complex():
+            return f"{name} is {tensor.dtype}; only real numbers are allowed"
         rows = len(tensor) if tensor.ndim else "no"
         if rows != clients:
             return f"{name} has {rows} rows for {clients} clients"
@@ -141,7 +143,10 @@ def _check_values(result: LocalResult) -> str | None:
     if not abs(loss) <= LARGEST:
         return f"loss is {loss:g}"
     for name, tensor in _tensors(result).items():
-        if tensor.dtype != torch.bool and not bool((tensor.abs() <= LARGEST).all()):
+        # Both ends: the absolute value of the least integer is negative.
+        if tensor.dtype != torch.bool and not bool(
+            ((tensor <= LARGEST) & (tensor >= -LARGEST)).all()
+        ):
             finite = bool(tensor.isfinite().all())
             return f"{name} is " + (f"larger than {LARGEST:g}" if finite else "not finite")
     return result.posterior[0].invalid()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations
-from bflcore.errors import RunError
+from bflcore.engines.trust import FEWEST
+from bflcore.errors import RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, begin, run_round, sample_cohort, survey
+from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort, survey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +64,7 @@ class Run:
         parts = prepared.experiment
         self.recipe = Recipe(parts.inference, parts.aggregator, parts.weighting, parts.hyper)
         self.records = Records(parts.method)
+        self._warned = False
         self.broadcast = begin(self.recipe, self.problem)
 
     def execute(self, given: Session | None = None) -> Record:
@@ -121,9 +124,11 @@ class Run:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients, run.block)
+        limits = run.min_clients, run.block, run.trust
+        done = run_round(self.recipe, session, self.broadcast, clients, *limits)
         self.broadcast = done.broadcast
         self.records.add_round(number, done)
+        self._warn_of_weight(number, done)
         record, last = None, number == run.rounds
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
             record = self._evaluate(session, number, done.loss, done.report)
@@ -132,6 +137,19 @@ class Run:
         if last or number % run.checkpoint_every == 0:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
+
+    def _warn_of_weight(self, number: int, done: Round) -> None:
+        """Say once that a single client decides what is learnt."""
+        client, share = done.heaviest
+        if self._warned or share <= 0.5 or len(done.replied) < FEWEST:
+            return
+        self._warned = True
+        warnings.warn(
+            f"round {number}: client {client} holds {share:.0%} of all weight and decides the "
+            "fused posterior almost alone; --weighting equal counts clients alike",
+            RunWarning,
+            stacklevel=2,
+        )
 
     def _survey(self, session: Session) -> None:
         """Ask the clients for sums over their data, and begin with what they answered."""

@@ -27,6 +27,11 @@ class RunSettings(Component):
     cohort: int = option(0, "number of clients drawn per round (0 = all)", at_least=0)
     share: str = option("all", "parameters shared with the server", choices=SHARING)
     min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
+    trust: float = option(
+        100.0,
+        "refuse a client result this many times larger than the cohort's median (0 = never)",
+        at_least=0,
+    )
     block: int = option(32, "number of consecutive clients summed as one block", at_least=1)
     drop_out: float = option(
         0.0, "simulated fault: probability that a client does not reply", at_least=0, at_most=1
