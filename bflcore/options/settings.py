@@ -28,7 +28,7 @@ class RunSettings(Component):
     share: str = option("all", "parameters shared with the server", choices=SHARING)
     min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
     trust: float = option(
-        100.0,
+        30.0,
         "refuse a client result this many times larger than the cohort's median (0 = never)",
         at_least=0,
     )
