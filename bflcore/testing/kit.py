@@ -115,7 +115,15 @@ def _sentence(function: Function) -> str:
 
 
 def _bound(function: Function, part: Part) -> Callable[[], None]:
-    return lambda: function(part)
+    """Return the check of a part; global settings that the part changes are restored after it."""
+
+    def check() -> None:
+        from bflcore.testing.surroundings import restored
+
+        with restored():
+            function(part)
+
+    return check
 
 
 def _reason(error: BaseException, part: Part) -> str:
