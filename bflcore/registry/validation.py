@@ -39,7 +39,7 @@ def _faults(component: Any) -> Iterator[str]:
     if abstract := sorted(getattr(component, "__abstractmethods__", ())):
         yield f", which does not define {' and '.join(abstract)}"
     if not _are_names(getattr(component, "families", ())):
-        yield f'; its families must be a tuple of names, as in families = ("gaussian",)'
+        yield '; its families must be a tuple of names, as in families = ("gaussian",)'
     if not isinstance(component.reference, str):
         yield "; its reference must be text"
     if not isinstance(component.expected_failures, Mapping):

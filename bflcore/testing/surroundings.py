@@ -32,7 +32,7 @@ GLOBALS: dict[str, Setting] = {
         torch.set_float32_matmul_precision,
     ),
     "torch's global generator": (torch.get_rng_state, torch.set_rng_state),
-    "numpy's global generator": (np.random.get_state, np.random.set_state),  # noqa: NPY002
+    "numpy's global generator": (np.random.get_state, np.random.set_state),
     "Python's global generator": (random.getstate, random.setstate),
 }
 

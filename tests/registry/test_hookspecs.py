@@ -62,7 +62,9 @@ def example(tmp_path, monkeypatch):
     """Install the plugin of the documentation, exactly as it is written there."""
     text = inspect.getdoc(hookspecs)
     project, _, code = text.partition("# bfl_mine/plugin.py\n")
-    entry = tomllib.loads(textwrap.dedent(project.partition("pyproject.toml\n")[2]).replace("# ", ""))
+    entry = tomllib.loads(
+        textwrap.dedent(project.partition("pyproject.toml\n")[2]).replace("# ", "")
+    )
     code = code.partition("\n``bfl new-plugin``")[0]
     package = tmp_path / "installed" / "bfl_mine"
     package.mkdir(parents=True)

@@ -144,8 +144,8 @@ WRONG = [
     ),
     (average("Seeds everybody's generator", fuse=aside(lambda: torch.manual_seed(0))), {PROCESS}),
     (average("Draws from everybody's generator", fuse=aside(lambda: torch.rand(1))), {PROCESS}),
-    (average("Draws with numpy", fuse=aside(lambda: np.random.rand(1))), {PROCESS}),
-    (average("Prints", fuse=aside(lambda: print("fused"))), {PROCESS}),
+    (average("Draws with numpy", fuse=aside(lambda: np.random.rand(1))), {PROCESS}),  # noqa: NPY002
+    (average("Prints", fuse=aside(lambda: print("fused"))), {PROCESS}),  # noqa: T201
     (
         average("Changes the default dtype", fuse=aside(lambda: torch.set_default_dtype(DTYPE))),
         {PROCESS},
