@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from bflcore.aggregation import Aggregator, State, Statistics, add_sums
-from bflcore.engines.screening import screen, screen_answer
+from bflcore.engines.screening import screen, screen_answer, screen_fused
 from bflcore.engines.trust import TrustRegion
-from bflcore.errors import ClientError, RoundError
+from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
 from bflcore.lazy import lazy
@@ -206,9 +206,10 @@ def run_round(
     `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted). Memory does
     not depend on the number of clients where the aggregator sums and the weighting is `local`: the
     results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
-    valid result.
+    valid result, or if a part of the server fails or gives a posterior that is invalid: then the
+    broadcast is as it was.
     """
-    clock, rule = time.perf_counter(), recipe.aggregator
+    clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
     region = TrustRegion(broadcast, trust)
@@ -220,12 +221,19 @@ def run_round(
         for result, weights in members:
             summary = tally.summarise(recipe.hyper, result, weights)
             if summary is not None:
-                part = part.add(rule, result, weights, summary)
+                with blamed(rule, number):
+                    part = part.add(rule, result, weights, summary)
                 session.store(result)
-        total = total.merge(rule, part)
+        with blamed(rule, number):
+            total = total.merge(rule, part)
     tally.check(min_clients)
-    posterior, report = rule.finish(total.state), rule.report(total.state)
-    following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
+    with blamed(rule, number):
+        posterior, report = rule.finish(total.state), rule.report(total.state)
+        screen_fused(rule, posterior, broadcast.start, number)
+    with blamed(recipe.hyper, number):
+        following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
+        screen_fused(recipe.hyper, following.start, broadcast.start, number)
+        screen_fused(recipe.hyper, following.prior, broadcast.prior, number)
     return tally.close(following, report, time.perf_counter() - clock)
 
 

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from bflcore.errors import BflError, ClientError
+from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable
 from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.problem import metrics
@@ -66,7 +66,7 @@ class ClientWorker:
             try:
                 replies.append(Answer(client, self._answer(problem, client)))
             except Exception as error:
-                replies.append(_blame(client, "survey", error))
+                replies.append(_blame(client, "survey", error, self.inference))
         return replies
 
     def _answer(self, problem: Problem, client: int) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class ClientWorker:
             return [self._fit_together(broadcast, clients, memories)]
         except Exception as error:
             if len(clients) == 1:
-                return [_blame(clients[0], "fit", error)]
+                return [_blame(clients[0], "fit", error, self.inference)]
             return [
                 reply
                 for client, memory in zip(clients, memories, strict=True)
@@ -99,7 +99,7 @@ class ClientWorker:
             try:
                 replies += self._evaluate_one(broadcast, client, memory)
             except Exception as error:
-                replies.append(_blame(client, "evaluate", error))
+                replies.append(_blame(client, "evaluate", error, self.inference))
         return replies
 
     def personalise(
@@ -113,7 +113,7 @@ class ClientWorker:
                 own = {name: tensor[0] for name, tensor in cohort.memory.items()}
                 replies.append(Personalised(client, None if _equal(own, memory) else own))
             except Exception as error:
-                replies.append(_blame(client, "personalise", error))
+                replies.append(_blame(client, "personalise", error, self.inference))
         return replies
 
     def _fit_together(
@@ -127,8 +127,24 @@ class ClientWorker:
         memory = stack([memories[i] for i in order])
         cohort = problem.cohort(chosen, memory, broadcast.round)
         result = self.inference.fit(problem, broadcast, cohort)
+        self._check(result, cohort)
         back = sorted(range(len(chosen)), key=lambda row: chosen[row])
         return result if back == list(range(len(back))) else result.select(back)
+
+    def _check(self, result: LocalResult, cohort: Cohort) -> None:
+        """Raise `OptionError` for what other processes could not be sent, or would mix up."""
+        name = f"inference {self.inference.name}"
+        if tuple(result.clients) != cohort.clients:
+            raise OptionError(
+                f"{name} returned clients {result.clients} for {cohort.clients}; return the rows "
+                "in the cohort's order"
+            )
+        for field, tensors in (("posterior", result.posterior.pack()), ("memory", result.memory)):
+            for one, tensor in tensors.items():
+                if tensor.requires_grad:
+                    raise OptionError(
+                        f"{name} returned a {field} whose {one} requires grad; detach it"
+                    )
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
@@ -217,10 +233,10 @@ def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blame(client: int, stage: Stage, error: Exception) -> ClientError:
+def _blame(client: int, stage: Stage, error: Exception, inference: LocalInference) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
     if isinstance(error, ClientError):
         return error
     if isinstance(error, BflError):
         return ClientError(client, stage, str(error))
-    return ClientError(client, stage, f"{type(error).__name__}: {error}".split("\n", 1)[0])
+    return ClientError(client, stage, described(error, inference))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bflcore.errors import ClientError
+from bflcore.errors import ClientError, RoundError
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.messages import Broadcast, LocalResult
+    from bflcore.options import Component
+    from bflcore.posteriors import Posterior
 else:
     torch = lazy("torch")
 
-__all__ = ["LARGEST", "screen", "screen_answer", "screen_evaluations"]
+__all__ = ["LARGEST", "screen", "screen_answer", "screen_evaluations", "screen_fused"]
 
 # Largest magnitude of a number that a client may send. Sums of a million squares of such numbers
 # are finite in float32, and no meaningful parameter, variance or loss comes near it.
@@ -84,6 +86,33 @@ def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationRep
         else ClientError(reply.client, "evaluate", "its sums do not have the form of the others'")
         for reply, form in zip(replies, forms, strict=True)
     ]
+
+
+def screen_fused(part: Component, found: Posterior, due: Posterior, round: int) -> None:
+    """Raise `RoundError` unless what a server's part `found` ``[P]`` may be kept.
+
+    It must have the family, the shapes and the dtypes of `due` ``[P]``, must not require grad, and
+    must be valid.
+    """
+    if reason := _unfit(found, due) or found.invalid():
+        raise RoundError(
+            f"round {round}: {part.kind} {part.name} gave an invalid posterior: {reason}; nothing "
+            "of this round is kept. Mend the part (bfl check-plugin says more)"
+        )
+
+
+def _unfit(found: Posterior, due: Posterior) -> str | None:
+    """Return in what a posterior's form is not that of another; None if it is the same."""
+    if type(found) is not type(due):
+        return f"it is {type(found).__name__}, not {type(due).__name__}"
+    for name, tensor in found.pack().items():
+        wanted = due.pack()[name]
+        if (tensor.dtype, tensor.shape) != (wanted.dtype, wanted.shape):
+            form, right = (f"{t.dtype} {list(t.shape)}" for t in (tensor, wanted))
+            return f"{name} is {form}, not {right}"
+        if tensor.requires_grad:
+            return f"{name} requires grad; detach it"
+    return None
 
 
 def _form(reply: EvaluationReply) -> str:

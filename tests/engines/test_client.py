@@ -1,5 +1,7 @@
 """What a client does in a round: fit, personalise, predict, sum its metrics."""
 
+import re
+
 import attrs
 import pytest
 import torch
@@ -30,9 +32,10 @@ def test_evaluation_blames_its_client():
     recipe = Recipe(inference, Average(), Equal(), Fixed())
     with Local(workers=1).open(of, inference, 10) as session:
         found = list(session.evaluate(begin(recipe, of), (0, 2)))
+    line = Blind.predict.__code__.co_firstlineno + 1
     assert [str(error) for error in found] == [
-        "client 0 failed in evaluate: RuntimeError: dark",
-        "client 2 failed in evaluate: RuntimeError: dark",
+        f"client {client} failed in evaluate: RuntimeError: dark at engines/test_client.py:{line}"
+        for client in (0, 2)
     ]
 
 
@@ -139,4 +142,35 @@ def test_a_client_that_cannot_personalise_is_blamed():
     broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
     with Local(workers=1).open(of, inference, 10) as session:
         (found,) = session.personalise(broadcast, (1,))
-    assert str(found) == "client 1 failed in personalise: RuntimeError: no"
+    reason = "RuntimeError: no at engines/test_client.py:[0-9]+"
+    assert re.fullmatch(f"client 1 failed in personalise: {reason}", str(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda r: attrs.evolve(r, posterior=r.posterior.map(lambda t: t.requires_grad_())),
+            "inference changed returned a posterior whose mean requires grad; detach it",
+        ),
+        (
+            lambda r: attrs.evolve(r, clients=tuple(k + 1 for k in r.clients)),
+            r"inference changed returned clients \(1,\) for \(0,\)",
+        ),
+    ],
+    ids=["gradient", "order"],
+)
+def test_a_result_that_cannot_be_sent_or_is_mixed_up_is_the_clients_failure(change, reason):
+    @attrs.frozen(kw_only=True)
+    class Changed(Map):
+        """Returns another result."""
+
+        name = "changed"
+
+        def fit(self, problem, broadcast, cohort):
+            return change(super().fit(problem, broadcast, cohort))
+
+    of, inference = problem(), Changed()
+    with Local(workers=1).open(of, inference, 1) as session:
+        (found,) = session.fit(begin(Recipe(inference, Average(), Equal(), Fixed()), of), (0,))
+    assert re.search(reason, str(found))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bflcore import Average
 from bflcore.data import Partition
+from bflcore.errors import RoundError
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
@@ -88,3 +90,27 @@ def test_a_run_with_validation_samples_goes_on_bit_for_bit(tmp_path, monkeypatch
     flags["data"]["validation_fraction"] = 0.5
     other = prepare(resolve(registry, "fedavg", {}, flags))
     assert "the data or its partition" in str(cut.changes(other, registry))
+
+
+def test_a_rule_that_gives_nan_ends_the_run_and_once_mended_it_is_resumed(tmp_path, monkeypatch):
+    def settings():
+        data = {"data": "synthetic", "clients": 3, "train_per_class": 6, "test_per_class": 6}
+        flags = {"rounds": 3, "data": data, "engine": {"workers": 1}}
+        return prepare(resolve(load_registry(), "fedavg", {}, flags))
+
+    whole = RunDirectory.create(tmp_path / "whole", settings(), load_registry())
+    execute(settings(), whole)
+    cut = RunDirectory.create(tmp_path / "cut", settings(), load_registry())
+    right, calls = Average.finish, iter(range(9))
+    with monkeypatch.context() as patch:
+        nan = float("nan")
+        patch.setattr(
+            Average,
+            "finish",
+            lambda self, state: right(self, state).map(lambda t: t * (nan if next(calls) else 1)),
+        )
+        with pytest.raises(RoundError, match="^round 2: aggregator average gave an invalid"):
+            execute(settings(), cut)
+    assert checkpoint(cut.path)[0] == 1
+    execute(settings(), cut)
+    same(cut.path, whole.path)
