@@ -12,7 +12,7 @@ from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import RunError
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, begin, run_round, sample_cohort, survey
+from bflcore.rounds import Recipe, begin, calibrate, run_round, sample_cohort, survey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,6 +125,8 @@ class Run:
         self.broadcast = done.broadcast
         self.records.add_round(number, done)
         record, last = None, number == run.rounds
+        if last and self.problem.calibrators:
+            self._calibrate(session)
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
             record = self._evaluate(session, number, done.loss, done.report)
         if last:
@@ -138,9 +140,15 @@ class Run:
         found = survey(
             self.recipe.inference, self.problem, session, self.experiment.run.min_clients
         )
-        self.records.add_survey(found)
+        self.records.add_answers(0, found)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
+
+    def _calibrate(self, session: Session) -> None:
+        """Ask the clients for sums over their calibration samples; they stay in the broadcast."""
+        due = self.experiment.run.min_clients
+        self.broadcast, found = calibrate(self.problem, session, self.broadcast, due)
+        self.records.add_answers(self.broadcast.round, found)
 
     def _pretrain(self, session: Session) -> None:
         fraction = self.experiment.run.pretrain
