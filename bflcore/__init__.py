@@ -52,9 +52,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
-    "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort", "Command",
-    "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes", "Engine",
-    "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
+    "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort",
+    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes",
+    "Engine", "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
     "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise", "Layout", "Likelihood",
     "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model", "OptionError",
     "Partitioner", "PluginError", "Point", "PointInference", "Posterior", "Prediction",

@@ -174,8 +174,10 @@ class LocalResult:
 
 @attrs.frozen(eq=False)
 class Answer:
-    """One client's sums ``[...]``: over its training data before round 1 (the survey), or over its
-    calibration samples after the last round.
+    """One client's sums ``[...]``.
+
+    They are over its training data before round 1 (the survey), or over its calibration samples
+    after the last round.
     """
 
     client: int

@@ -51,7 +51,7 @@ class ClientModel:
 
     `id` is the owner's id; `number` the client's number in the run, from which the draws of a
     prediction derive: the same samples always give the same prediction. `memory` ``[...]`` is what
-    the client keeps, and `calibration` ``[...]`` its own sums, where calibrators use them. `settings`
+    the client keeps, `calibration` ``[...]`` its own sums, where calibrators use them. `settings`
     have the form of ``experiment.toml``.
     """
 

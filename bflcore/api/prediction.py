@@ -178,7 +178,7 @@ class ClassPrediction(Prediction):
     def columns(self, coverage: float | None = None) -> dict[str, list[object]]:
         """Return label, a probability per class, entropy, epistemic and aleatoric uncertainty.
 
-        A calibrated run adds ``set``, class names joined by ``|``, and the flag for strange samples.
+        A calibrated run adds ``set``, names of classes joined by ``|``, and `out_of_distribution`.
         """
         found = self._uncertainties
         gives_sets = coverage is not None or self._region(0.9) is not None

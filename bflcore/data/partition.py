@@ -285,7 +285,7 @@ def hold_back(
 ) -> Partition:
     """Hold fractions of each client's training samples out: first validation, then calibration.
 
-    Which ones depends on the client's training samples, its number and `seed` alone; see `split_off`.
+    Which ones depends on the client's training samples, its number and `seed` alone.
     """
     for purpose, fraction in (("validation", validation), ("calibration", calibration)):
         if fraction:

@@ -144,8 +144,9 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     """Compute the metrics from their sums; undefined metrics are left out.
 
     Classification: accuracy, top5, nll, brier, entropy, aleatoric, epistemic, mutual_information,
-    ece, mce. Of `per_sample`: the means. Regression: rmse, nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all
-    targets are equal), nll per value, coverage. Without samples no metric is defined.
+    ece, mce. Regression: rmse, nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all
+    targets are equal), nll per value, coverage. Of `per_sample`: means, unless they are infinite.
+    Without samples no metric is defined.
     """
     n = float(sums["examples"])
     if not n:

@@ -168,7 +168,7 @@ def adjust(fitted: Sequence[Fitted], predictive: Predictive) -> Predictive:
 
 
 def measure(fitted: Sequence[Fitted], predictive: Predictive, y: Tensor) -> dict[str, Tensor]:
-    """Return figures of each sample ``[B]``: whether its region has the target, and how large it is.
+    """Return figures ``[B]`` of samples: whether a region has the target, and how large it is.
 
     `predictive` holds the model's own predictions ``[1, S, B, C]``, `y` ``[B]`` or ``[B, T]`` the
     targets. A class is named ``set_coverage90`` and ``set_size90`` in classes, a real target

@@ -32,8 +32,9 @@ class Conformal(Calibrator):
     its target is in the set with probability at least `coverage`, and at most
     ``coverage + 1 / (n + 1)`` plus the share of samples in one bin, whatever the model is. The
     probability is over calibration and new samples together: given the calibration samples, the
-    coverage is Beta(k, n + 1 - k) distributed, k = ceil(coverage (n + 1)) (Vovk 2012). With too few
-    samples, k > n, the set is everything.
+    coverage is Beta(k, n + 1 - k) distributed, k = ceil(coverage (n + 1)) (Vovk 2012). With a
+    `confidence` the sets are larger, so that this coverage falls short of what is asked for with
+    probability 1 - `confidence` at most. With too few samples, k > n, the set is everything.
 
     Scores: ``lac``, 1 - p(y), gives the smallest sets on average; ``aps``, the probability of all
     more probable classes and a random part of the label's own, adapts to the sample's difficulty
@@ -59,6 +60,12 @@ class Conformal(Calibrator):
     group: str = option(
         "none", "groups with a guarantee each", choices=("none", "predicted", "label")
     )
+    confidence: float = option(
+        0.0,
+        "probability that the calibration samples give the coverage (0 = it holds on average)",
+        at_least=0,
+        below=1,
+    )
     empty: bool = option(False, "whether a set may be empty")
 
     def sums(self, predictive: Predictive, y: Tensor) -> dict[str, Tensor]:
@@ -76,7 +83,7 @@ class Conformal(Calibrator):
 
     def region(self, sums: Sums, predictive: Predictive, coverage: float) -> Tensor:
         """Return the classes, or the ends of the intervals, whose score is below the threshold."""
-        bins = thresholds(sums["scores"], coverage)
+        bins = thresholds(sums["scores"], coverage, self.confidence)
         if predictive.noise is not None:
             mean, variance = moments(predictive)
             reach = upper_ends(bins) * variance.sqrt()
@@ -89,7 +96,7 @@ class Conformal(Calibrator):
 
     def shortage(self, sums: Sums, coverage: float) -> str:
         """Compare the smallest group with what the coverage needs."""
-        least, due = float(sums["scores"].sum(-1).min()), needed(coverage)
+        least, due = float(sums["scores"].sum(-1).min()), needed(coverage, self.confidence)
         if least >= due:
             return ""
         who = f"{self.scope} calibration samples"
