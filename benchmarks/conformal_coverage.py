@@ -31,7 +31,7 @@ from bflcore.registry.loading import load_registry
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 COVERAGE = 0.9
 BAND = 0.99
-METHODS = ("fedavg", "bpfed")
+METHODS = ("fedavg", "fedper")
 # Data set -> its flags, and the fraction of training samples that leaves so many for calibration.
 DATA: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
     "mnist5k": ({"data": "mnist5k"}, {50: 0.125, 20: 0.05}),

@@ -93,6 +93,12 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     """
     run, model = experiment.run, experiment.model
     likelihood = _likelihood(experiment, dataset)
+    for one in experiment.calibrators:
+        if dataset.task not in one.tasks:
+            raise OptionError(
+                f"--calibrate: {one.name} is for {one.tasks[0]}, but {experiment.data.data} is a "
+                f"{dataset.task}; choose others (bfl list calibrator)"
+            )
     novel = experiment.data.novel_clients
     problem = build_problem(run, model, likelihood, dataset, partition, novel=novel)
     problem = attrs.evolve(problem, calibrators=experiment.calibrators)

@@ -167,9 +167,10 @@ class Problem:
         """Return the answer ``[...]`` of a client without calibration samples: zeros."""
         with torch.no_grad():
             x = self.train.x.new_zeros(1, 1, *self.train.x.shape[1:])
-            outputs = self.forward(self.initial[None], x)[:, None]
-            nothing = self.likelihood.predictive(outputs[:, :, :0])
-        return answer(self.calibrators, [(nothing, self.train.y[:0])])
+            one = self.likelihood.predictive(self.forward(self.initial[None], x)[:, None])
+        y = self.train.y.new_zeros(1, *self.train.y.shape[1:])
+        form = answer(self.calibrators, [(one, y)])
+        return {name: torch.zeros_like(tensor) for name, tensor in form.items()}
 
     @property
     def samples(self) -> dict[str, Shares]:

@@ -65,6 +65,7 @@ class Calibrator(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "calibrator"
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
 
     scope: str = option(
         "federated",
@@ -80,7 +81,7 @@ class Calibrator(Component, abc.ABC):
         """Return what one client's samples say about its predictions, as sums over samples.
 
         `predictive` holds the predictions ``[1, S, B, C]`` of samples with targets `y` ``[B]`` or
-        ``[B, T]``. Counts are int64, other sums float64, each ``[...]``; no samples give zeros.
+        ``[B, T]``, B > 0. Counts are int64, other sums float64, each ``[...]``, none below 0.
         """
 
     def adjust(self, sums: Sums, predictive: Predictive) -> Predictive:

@@ -111,7 +111,7 @@ class Conformal(Calibrator):
         """Return the scores ``[B, C]`` of classes, as odds of a number in [0, 1]."""
         if self.score == "lac":
             return (1 - p) / p
-        ordered, ranks = p.sort(1, descending=True, stable=True)
+        ordered, ranks = p.sort(dim=1, descending=True, stable=True)
         drawn = _uniform(p)[:, None]
         reached = (ordered.cumsum(1) - (1 - drawn) * ordered).clamp(0, 1)
         mass = torch.empty_like(p).scatter_(1, ranks, reached)
