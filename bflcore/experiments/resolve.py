@@ -148,10 +148,12 @@ def _calibrators(
     registry: Registry, run: RunSettings, data: DataSettings, tables: Mapping[str, Values]
 ) -> tuple[Calibrator, ...]:
     """Return the calibrators that a run names, or those by default; with `tables` of options."""
-    named = ", ".join([f"--calibrate {','.join(run.calibrate)}"] if run.calibrate else tables)
-    if named and not data.calibration_fraction:
+    if (run.calibrate or tables) and not data.calibration_fraction:
+        given = (
+            f"{CALIBRATOR}.{min(tables)}" if tables else f"--calibrate {','.join(run.calibrate)}"
+        )
         raise OptionError(
-            f"{named}: no samples are held out for calibration; add --calibration-fraction 0.2"
+            f"{given}: no samples are held out for calibration; add --calibration-fraction 0.2"
         )
     names = run.calibrate or tuple(one.name for one in CALIBRATORS)
     chosen = build_calibrators(registry, names if data.calibration_fraction else (), tables)

@@ -60,11 +60,11 @@ def inputs_stay_unchanged(part: Part) -> None:
     """Predictions, targets and sums are read, not changed."""
     for predictive, y in _samples(part):
         fitted = _fitted(part, predictive, y)
-        before = problems.copies(predictive, y, fitted.sums)
+        given = {"predictions": predictive, "targets": y, "sums": fitted.sums}
+        (before,) = problems.copies(given)
         fitted.calibrator.sums(predictive, y)
         _all(fitted, predictive)
-        after = problems.copies(predictive, y, fitted.sums)
-        problems.assert_same(after, before, "changed by calibrating")
+        problems.assert_same(given, before, "changed by calibrating")
 
 
 def adjusted_predictions_are_predictions(part: Part) -> None:

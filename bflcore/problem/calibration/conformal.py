@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["Conformal"]
+__all__ = ["Conformal", "content_uniform"]
 
 Sums = Mapping[str, "Tensor"]
 
@@ -112,7 +112,7 @@ class Conformal(Calibrator):
         if self.score == "lac":
             return (1 - p) / p
         ordered, ranks = p.sort(dim=1, descending=True, stable=True)
-        drawn = _uniform(p)[:, None]
+        drawn = content_uniform(p)[:, None]
         reached = (ordered.cumsum(1) - (1 - drawn) * ordered).clamp(0, 1)
         mass = torch.empty_like(p).scatter_(1, ranks, reached)
         return mass / (1 - mass)
@@ -126,7 +126,7 @@ class Conformal(Calibrator):
         return torch.zeros_like(p, dtype=torch.int64)
 
 
-def _uniform(p: Tensor) -> Tensor:
+def content_uniform(p: Tensor) -> Tensor:
     """Return numbers in [0, 1) ``[B]`` that look random, and depend on the rows of `p` alone.
 
     The bits of each row are mixed as in SplitMix64 (Steele et al. 2014).

@@ -6,13 +6,13 @@ import scipy.special
 import scipy.stats
 import torch
 
-from bflcore.problem.calibration import conformal, sketch
-from bflcore.problem.calibration.conformal import Conformal
+from bflcore.problem.calibration import sketch
+from bflcore.problem.calibration.conformal import Conformal, content_uniform
 from bflcore.problem.likelihoods import Predictive
 
 
 def predicted(count, classes=5, seed=0, sharpness=1.0):
-    """Return a model's probabilities, wrong to a degree, as predictions ``[1, 1, B, C]``; labels."""
+    """Return probabilities that are wrong to a degree, as predictions, and labels."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(count, classes))
     p = scipy.special.softmax(logits, axis=1)
@@ -38,7 +38,7 @@ def quantile(scores, coverage):
 
 def aps(p, label):
     """Return Romano et al.'s score by a loop: all more probable classes, and part of its own."""
-    u = float(conformal._uniform(torch.from_numpy(p[None])))
+    u = float(content_uniform(torch.from_numpy(p[None])))
     before = sum(other for other in p if other > p[label])
     return before + u * p[label]
 
@@ -175,10 +175,10 @@ def test_with_too_few_samples_everything_is_in_and_one_line_says_so():
 
 def test_random_parts_are_uniform_and_the_same_for_the_same_sample():
     p = predicted(4000, seed=9)[0].draws[0, 0]
-    drawn = conformal._uniform(p)
+    drawn = content_uniform(p)
     assert scipy.stats.kstest(drawn.numpy(), "uniform").pvalue > 0.001
     assert ((drawn >= 0) & (drawn < 1)).all()
-    assert conformal._uniform(p[7:8]).equal(drawn[7:8])
+    assert content_uniform(p[7:8]).equal(drawn[7:8])
     top = p.max(1).values.numpy()
     assert abs(scipy.stats.spearmanr(top, drawn.numpy()).statistic) < 0.05
 

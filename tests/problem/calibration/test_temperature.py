@@ -12,7 +12,7 @@ ONE = Temperature()
 
 
 def predicted(sharpness, count=300, classes=5, seed=0):
-    """Return predictions whose log probabilities are `sharpness` times the true ones, and labels."""
+    """Return predictions, `sharpness` times as sharp as they should be, and labels."""
     rng = np.random.default_rng(seed)
     logits = 1.5 * rng.normal(size=(count, classes))
     p = scipy.special.softmax(logits, axis=1)
