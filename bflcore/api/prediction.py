@@ -84,11 +84,11 @@ class Prediction(abc.ABC):
         and the run has no calibrated ones, or unless it is above 0 and below 1.
         """
 
-    def _region(self, coverage: float) -> Tensor | None:
+    def _region(self, coverage: float, called: str = "coverage") -> Tensor | None:
         """Return the calibrated region ``[...]``; warn if there are too few samples for it."""
         if not 0 < coverage < 1:
             raise OptionError(
-                f"coverage: {coverage!r} is not allowed; allowed: above 0 and below 1"
+                f"{called}: {coverage!r} is not allowed; allowed: above 0 and below 1"
             )
         for one in self.fitted:
             region = one.region(self.made, coverage)
@@ -220,7 +220,7 @@ class TargetPrediction(Prediction):
         a warning, if there are too few calibration samples. Otherwise the central interval of a
         Gaussian, which is as good as the model. Raises `OptionError` unless 0 < `level` < 1.
         """
-        found = self._region(level)
+        found = self._region(level, "level")
         if found is not None:
             if self.scale is not None:
                 found = found * self.scale[1] + self.scale[0]

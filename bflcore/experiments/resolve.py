@@ -149,11 +149,10 @@ def _calibrators(
 ) -> tuple[Calibrator, ...]:
     """Return the calibrators that a run names, or those by default; with `tables` of options."""
     if (run.calibrate or tables) and not data.calibration_fraction:
-        given = (
-            f"{CALIBRATOR}.{min(tables)}" if tables else f"--calibrate {','.join(run.calibrate)}"
-        )
+        named = f"--calibrate {','.join(run.calibrate)}"
         raise OptionError(
-            f"{given}: no samples are held out for calibration; add --calibration-fraction 0.2"
+            f"{f'{CALIBRATOR}.{min(tables)}' if tables else named}: no samples are held out for "
+            "calibration; add --calibration-fraction 0.2"
         )
     names = run.calibrate or tuple(one.name for one in CALIBRATORS)
     chosen = build_calibrators(registry, names if data.calibration_fraction else (), tables)
