@@ -1,4 +1,4 @@
-"""The survey and the round loop.
+"""The survey, the round loop and the calibration.
 
                 prior, start  [P]                     posteriors [K, P], statistics
     server  ───────────────────────────►  clients ───────────────────────────────►  server
@@ -6,7 +6,7 @@
 
 Engines replace the middle arrow and nothing else. What the server keeps between rounds is exactly
 what it sends: the `Broadcast`. Before round 1 it knows of the data what the *survey* tells it: sums
-over clients.
+over clients. After the last round, calibrators get sums over samples that nobody trained on.
 
 A *block* is a fixed number of consecutive clients of the sorted cohort. Its clients are added in
 order, and the sums of blocks are merged in order: wherever a block is summed, and however many
@@ -29,7 +29,8 @@ from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
 from bflcore.lazy import lazy
-from bflcore.messages import SURVEY, Broadcast, Cohort, LocalResult, within
+from bflcore.messages import CALIBRATION, SURVEY, Broadcast, Cohort, LocalResult, within
+from bflcore.problem.calibration.base import ANSWERED
 from bflcore.problem.scaling import moments
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.weighting import Weighting, check_weights
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import Session
+    from bflcore.messages import Answer
     from bflcore.posteriors import Posterior
     from bflcore.problem.base import Problem
 else:
@@ -51,6 +53,7 @@ __all__ = [
     "Sums",
     "Survey",
     "begin",
+    "calibrate",
     "run_round",
     "sample_cohort",
     "survey",
@@ -122,7 +125,7 @@ class Sums:
 
 @attrs.frozen(eq=False)
 class Survey:
-    """What the survey gave: the sums ``[...]`` by name, who was left out, and what was sent."""
+    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent."""
 
     sums: Mapping[str, Tensor]
     dropped: tuple[ClientError, ...]
@@ -145,23 +148,65 @@ def survey(
     clients = problem.clients
     for form in _forms(inference, problem):
         down += len(clients) * _nbytes(sums)
-        total: Statistics = {}
-        answers = 0
-        for reply in session.survey(sums, clients):
-            answer = screen_answer(reply, form)
-            if isinstance(answer, ClientError):
-                dropped.append(answer)
-                continue
-            up += _nbytes(answer.sums)
-            answers += 1
-            total = add_sums(total, dict(answer.sums))
-        if answers < min_clients:
-            raise RoundError(
-                f"before round 1: {answers} of {len(clients)} clients answered the survey, "
-                f"{min_clients} are needed (--min-clients): {'; '.join(map(str, dropped[:3]))}"
-            )
-        sums |= total
+        found, answered = _add_up(session.survey(sums, clients), form, "survey")
+        dropped += found.dropped
+        up += found.bytes_up
+        if len(answered) < min_clients:
+            raise _too_few("before round 1", "survey", answered, clients, min_clients, dropped)
+        sums |= found.sums
     return Survey(sums, tuple(dropped), up, down)
+
+
+def calibrate(
+    problem: Problem, session: Session, broadcast: Broadcast, min_clients: int = 1
+) -> tuple[Broadcast, Survey]:
+    """Add up the clients' sums over calibration samples after the last round.
+
+    Returns the broadcast with the total, and with the clients that are in it, and what it cost.
+    Raises `RoundError` if fewer than `min_clients` give a valid answer.
+    """
+    clients, form = problem.clients, problem.uncalibrated()
+    found, answered = _add_up(session.calibrate(broadcast, clients), form, "calibrate")
+    if len(answered) < min_clients:
+        when = f"after round {broadcast.round}"
+        raise _too_few(when, "calibration", answered, clients, min_clients, found.dropped)
+    total = {**found.sums, ANSWERED: torch.tensor(answered, device=problem.device)}
+    hyper = {**broadcast.hyper, **{f"{CALIBRATION}{name}": t for name, t in total.items()}}
+    down = len(clients) * _nbytes(broadcast.sent())
+    return attrs.evolve(broadcast, hyper=hyper), attrs.evolve(found, bytes_down=down)
+
+
+def _add_up(
+    replies: Iterable[Answer | ClientError], form: Mapping[str, Tensor], stage: str
+) -> tuple[Survey, list[int]]:
+    """Return the sum of the valid answers, which have this form, and whose they are."""
+    dropped: list[ClientError] = []
+    answered: list[int] = []
+    total: Statistics = {}
+    up = 0
+    for reply in replies:
+        answer = screen_answer(reply, form, stage)
+        if isinstance(answer, ClientError):
+            dropped.append(answer)
+            continue
+        up += _nbytes(answer.sums)
+        answered.append(answer.client)
+        total = add_sums(total, dict(answer.sums))
+    return Survey(total, tuple(dropped), up, 0), answered
+
+
+def _too_few(
+    when: str,
+    asked: str,
+    answered: Sequence[int],
+    clients: Sequence[int],
+    due: int,
+    dropped: Sequence[ClientError],
+) -> RoundError:
+    return RoundError(
+        f"{when}: {len(answered)} of {len(clients)} clients answered the {asked}, {due} are needed "
+        f"(--min-clients): {'; '.join(map(str, dropped[:3]))}"
+    )
 
 
 def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor]]:

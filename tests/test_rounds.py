@@ -32,7 +32,9 @@ from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RoundError, RunError
 from bflcore.messages import Answer
-from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort, survey
+from bflcore.problem.base import Shares
+from bflcore.problem.calibration.conformal import Conformal
+from bflcore.rounds import Recipe, Sums, begin, calibrate, run_round, sample_cohort, survey
 from bflcore.testing.problems import Replies, first_broadcast, gaussian, normal, problem, reply
 
 SIZE = 6
@@ -352,6 +354,61 @@ def test_a_faulty_answer_is_left_out_with_its_reason(answer, reason):
     assert reason in dropped.reason
     with pytest.raises(RunError, match="2 of 3 clients answered the survey, 3 are needed"):
         survey(Map(), problem(), session, min_clients=3)
+
+
+class Answering(Replies):
+    """Answers the calibration with what is given."""
+
+    def calibrate(self, broadcast, clients):
+        yield from self.answers
+
+
+def calibrating():
+    of = problem()
+    rows = [range(start, end) for start, end in zip(of.train.start, of.train.end, strict=True)]
+    samples = Shares.gather(of.train.x, of.train.y, rows)
+    return attrs.evolve(of, calibration=samples, calibrators=(Conformal(),))
+
+
+def test_the_calibration_adds_up_the_clients_that_answered_and_counts_bytes():
+    of = calibrating()
+    broadcast = begin(recipe(inference=Map()), of)
+    with Local(workers=1).open(of, Map(), 10) as session:
+        answers = list(session.calibrate(broadcast, of.clients))
+        after, found = calibrate(of, session, broadcast)
+    total = after.calibration
+    assert total["answered"].tolist() == [0, 1, 2]
+    counts = sum(answer.sums["conformal.scores"] for answer in answers)
+    assert total["conformal.scores"].equal(counts)
+    assert int(total["conformal.examples"]) == int(counts.sum()) == 14
+    assert found.bytes_up == 3 * (2048 * 8 + 8)
+    assert found.bytes_down == 3 * sum(t.nbytes for t in broadcast.sent().values())
+    assert after.survey.keys() == broadcast.survey.keys()
+    assert after.start is broadcast.start
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: -t, "conformal.examples of its answer is not an allowed number"),
+        (lambda t: t.double(), "its answer has the form"),
+        (lambda t: t[None], "its answer has the form"),
+    ],
+)
+def test_a_faulty_calibration_answer_is_left_out(change, reason):
+    of = calibrating()
+    form = of.uncalibrated()
+    right = [Answer(k, {name: t + 1 for name, t in form.items()}) for k in range(3)]
+    bad = Answer(1, {name: change(t) for name, t in right[1].sums.items()})
+    session = Answering(answers=[right[0], bad, right[2]])
+    after, found = calibrate(of, session, begin(recipe(inference=Map()), of))
+    assert after.calibration["answered"].tolist() == [0, 2]
+    assert int(after.calibration["conformal.examples"]) == 2
+    (dropped,) = found.dropped
+    assert (dropped.client, dropped.stage) == (1, "calibrate")
+    assert reason in dropped.reason
+    with pytest.raises(RunError, match="2 of 3 clients answered the calibration, 3 are needed"):
+        calibrate(of, session, begin(recipe(inference=Map()), of), min_clients=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

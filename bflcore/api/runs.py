@@ -120,7 +120,9 @@ class Run:
         if str(id) not in numbers:
             raise unknown("client", str(id), numbers)
         number = numbers[str(id)]
-        return self._model(self.clients[number], number, self._memory(number))
+        model = self._model(self.clients[number], number, self._memory(number))
+        own = self._models.read_calibration(number, self._problem.device)
+        return attrs.evolve(model, calibration=own)
 
     def adapt(self, x: Any, y: Any) -> ClientModel:
         """Return a model for a client that the run never saw, given its samples.
@@ -185,7 +187,8 @@ class Run:
     def _settings(self) -> dict[str, Any]:
         """What predictions need of ``experiment.toml``."""
         values = resolve.read(self.path / "experiment.toml")
-        needed = {declared.name for declared in options_of(RunSettings)} | {*rebuild.NEEDED}
+        needed = {declared.name for declared in options_of(RunSettings)}
+        needed |= {*rebuild.NEEDED, *rebuild.OPTIONAL}
         missing = [name for name in rebuild.NEEDED if name not in values]
         if missing:
             raise RunError(f"{self.path / 'experiment.toml'}: {missing[0]} is missing")

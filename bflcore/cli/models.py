@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,16 @@ def _out(flag: str, text: str) -> Callable[[Any], Any]:
 @click.argument("samples", metavar="INPUT", type=click.Path(path_type=Path))
 @CLIENT
 @_out("--out", "file to write (.csv)")
+@click.option(
+    "--coverage",
+    type=float,
+    help="rate at which sets or intervals have the target, for runs with --calibration-fraction "
+    "[default: 0.9]",
+)
 @DEVICE
-def predict(run: Path, samples: Path, id: str | None, out: Path, device: str) -> None:
+def predict(
+    run: Path, samples: Path, id: str | None, out: Path, coverage: float | None, device: str
+) -> None:
     """Predict the samples in INPUT with a model of RUN, and say how uncertain it is.
 
     RUN is a run directory, or a file that bfl export wrote. INPUT is an .npz file with x, or a .csv
@@ -45,7 +54,10 @@ def predict(run: Path, samples: Path, id: str | None, out: Path, device: str) ->
 
     model = _model(run, id, device)
     prediction = model.predict(read_samples(samples, model.description.shape))
-    columns = prediction.columns()
+    with warnings.catch_warnings(record=True) as noted:
+        columns = prediction.columns(coverage)
+    for text in dict.fromkeys(str(warning.message) for warning in noted):
+        click.echo(f"warning: {text}", err=True)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(columns)

@@ -80,7 +80,7 @@ def _form(declared: Option) -> dict[str, Any]:
 
 def _listed(declared: Option) -> str:
     """Say which command lists the components that a setting names."""
-    kinds = {"log": "logger"} | {kind.setting: kind.name for kind in KINDS if kind.setting}
+    kinds = {kind.setting or kind.listed: kind.name for kind in KINDS}
     return f"bfl list {kinds[declared.name]}" if declared.name in kinds else ""
 
 
@@ -115,8 +115,8 @@ def experiment_flags(command: Any) -> Any:
         "options",
         multiple=True,
         metavar="PART.OPTION=VALUE",
-        help="any option of a part, a dataset, a partition or a label-noise "
-        "(repeatable; bfl show PART NAME lists the options)",
+        help="any option of a part, a dataset, a partition or a label-noise, or "
+        "calibrator.NAME.OPTION=VALUE (repeatable; bfl show PART NAME lists the options)",
     )
     flags = _settings_flags(DataSettings)(_settings_flags(RunSettings)(_part_flags(add(command))))
     return click.argument("method")(flags)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
+from bflcore.errors import ClientError
 from bflcore.options import Component
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.errors import ClientError
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised
     from bflcore.problem.base import Problem
 
     FitReply = LocalResult | ClientError
     EvaluationReply = Evaluation | ClientError
-    SurveyReply = Answer | ClientError
+    SurveyReply = CalibrateReply = Answer | ClientError
     PersonaliseReply = Personalised | ClientError
 
 __all__ = ["Engine", "Session", "Wrapped"]
@@ -79,6 +79,14 @@ class Session(abc.ABC):
         Where the problem has validation samples, a second `Evaluation` follows for each client.
         """
 
+    def calibrate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[CalibrateReply]:
+        """Ask for the calibrators' sums over calibration samples, as predicted at the end.
+
+        Called once, after the last round, if the problem has calibrators. Default: nobody can.
+        """
+        for client in clients:
+            yield ClientError(client, "calibrate", "its engine does not calibrate")
+
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[PersonaliseReply]:
@@ -119,6 +127,10 @@ class Wrapped(Session):
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate as the session does."""
         yield from self.session.evaluate(broadcast, clients)
+
+    def calibrate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[CalibrateReply]:
+        """Calibrate as the session does."""
+        yield from self.session.calibrate(broadcast, clients)
 
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]

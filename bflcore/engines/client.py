@@ -1,4 +1,4 @@
-"""What happens at a client: the survey, fitting, evaluation on its test and validation samples."""
+"""What happens at a client: the survey, fitting, evaluation on held-out samples, calibration."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable
 from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.problem import metrics
+from bflcore.problem.calibration import base as calibration
 
 if TYPE_CHECKING:
     from bflcore.engines.base import (
+        CalibrateReply,
         EvaluationReply,
         FitReply,
         PersonaliseReply,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
 Memory = Mapping[str, Tensor]
-Stage = Literal["survey", "fit", "evaluate", "personalise"]
+Stage = Literal["survey", "fit", "calibrate", "evaluate", "personalise"]
 Sums = dict[str, Tensor]
 
 BLOCK = 2048  # samples predicted at a time; bounds memory
@@ -102,6 +104,19 @@ class ClientWorker:
                 replies.append(_blame(client, "evaluate", error, self.inference))
         return replies
 
+    def calibrate(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[CalibrateReply]:
+        """Return each client's sums over its calibration samples (see `Calibrator`)."""
+        replies: list[CalibrateReply] = []
+        for client, memory in zip(clients, memories, strict=True):
+            try:
+                problem, cohort = self._personalised(broadcast, client, memory)
+                replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
+            except Exception as error:
+                replies.append(_blame(client, "calibrate", error))
+        return replies
+
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
     ) -> list[PersonaliseReply]:
@@ -109,9 +124,11 @@ class ClientWorker:
         replies: list[PersonaliseReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                _, cohort = self._personalised(broadcast, client, memory)
+                problem, cohort = self._personalised(broadcast, client, memory)
                 own = {name: tensor[0] for name, tensor in cohort.memory.items()}
-                replies.append(Personalised(client, None if _equal(own, memory) else own))
+                changed = None if _equal(own, memory) else own
+                sums = self._kept_sums(problem, broadcast, cohort)
+                replies.append(Personalised(client, changed, sums))
             except Exception as error:
                 replies.append(_blame(client, "personalise", error, self.inference))
         return replies
@@ -173,22 +190,61 @@ class ClientWorker:
         if not personal:
             return None
         curves = self._curves(problem, samples, broadcast, cohort)
+        calibrated = self._calibrated(problem, samples, broadcast, cohort)
         if problem.layout.personal_total:  # the server's model is not complete
-            return Evaluation(client, personal, None, curves)
+            return Evaluation(client, personal, None, curves, calibrated=calibrated)
         initial = stack([self.inference.initial_memory(problem)])
         shared = personal
         if not _equal(own, initial):
             shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
-        return Evaluation(client, personal, shared, curves)
+        return Evaluation(client, personal, shared, curves, calibrated=calibrated)
 
     @torch.no_grad()
     def _sums(
         self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
     ) -> Sums:
+        predicted = self._predicted(problem, samples, broadcast, cohort)
+        blocks = [_measure(predictive, y, self.bins) for predictive, y in predicted]
+        return reduce(metrics.add, blocks) if blocks else {}
+
+    def _predicted(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Iterator[tuple[Predictive, Tensor]]:
+        """Yield the client's predictions of its samples and their targets, block by block."""
         # Every block draws from the same streams: one set of parameter draws for all samples.
+        for x, y in _blocks(samples, cohort):
+            yield self.inference.predict(problem, broadcast, cohort, x[None]), y
+
+    @torch.no_grad()
+    def _own_sums(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums:
+        """Return the calibrators' sums over the client's calibration samples."""
+        found: Sums = {}
+        if problem.calibration:
+            predicted = self._predicted(problem, problem.calibration, broadcast, cohort)
+            found = calibration.answer(problem.calibrators, predicted)
+        return found or problem.uncalibrated()
+
+    def _kept_sums(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums:
+        """Return the client's own sums where it calibrates with them; otherwise nothing."""
+        own = any(one.scope != "federated" for one in problem.calibrators)
+        if cohort.novel or not own or not broadcast.calibration:
+            return {}
+        return self._own_sums(problem, broadcast, cohort)
+
+    @torch.no_grad()
+    def _calibrated(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Sums:
+        """Return the metrics of calibrated predictions; nothing before the calibration."""
+        total = broadcast.calibration
+        if not total:
+            return {}
+        own = self._kept_sums(problem, broadcast, cohort)
+        fitted = calibration.fit(problem.calibrators, cohort.clients[0], own, total)
         blocks = [
-            _measure(self.inference.predict(problem, broadcast, cohort, x[None]), y, self.bins)
-            for x, y in _blocks(samples, cohort)
+            _measure(calibration.adjust(fitted, predictive), y, self.bins)
+            | metrics.per_sample(calibration.measure(fitted, predictive, y))
+            for predictive, y in self._predicted(problem, samples, broadcast, cohort)
         ]
         return reduce(metrics.add, blocks) if blocks else {}
 

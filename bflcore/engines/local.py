@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import (
+        CalibrateReply,
         EvaluationReply,
         FitReply,
         PersonaliseReply,
@@ -110,6 +111,10 @@ class LocalSession(Session):
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate one client per task; see `Session.evaluate`."""
         return self._run("evaluate", broadcast, clients, 1)
+
+    def calibrate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[CalibrateReply]:
+        """Calibrate one client per task; see `Session.calibrate`."""
+        return self._run("calibrate", broadcast, clients, 1)
 
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]

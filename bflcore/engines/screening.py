@@ -52,8 +52,10 @@ def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
         yield ClientError(client, "fit", reason) if reason else result
 
 
-def screen_answer(reply: SurveyReply, form: Mapping[str, Tensor]) -> SurveyReply:
-    """Return an answer to the survey, or the error that keeps it out of the sums.
+def screen_answer(
+    reply: SurveyReply, form: Mapping[str, Tensor], stage: str = "survey"
+) -> SurveyReply:
+    """Return a client's sums, or the error that keeps them out of the total.
 
     `form` has the names, shapes and dtypes that an answer ``[...]`` must have.
     """
@@ -66,11 +68,18 @@ def screen_answer(reply: SurveyReply, form: Mapping[str, Tensor]) -> SurveyReply
             reason = f"its answer has the form {found}, not {due}"
         else:
             wrong = [n for n, t in reply.sums.items() if not bool(t.isfinite().all())]
-            wrong += [n for n, t in reply.sums.items() if n == "examples" and not 0 <= t <= LARGEST]
+            wrong += [n for n, t in reply.sums.items() if not _plausible(n, t, stage)]
             reason = f"{wrong[0]} of its answer is not an allowed number" if wrong else ""
     except Exception as error:  # noqa: BLE001 - a client may send anything
         reason = f"malformed answer ({type(error).__name__}: {error})"
-    return ClientError(reply.client, "survey", reason) if reason else reply
+    return ClientError(reply.client, stage, reason) if reason else reply
+
+
+def _plausible(name: str, sums: Tensor, stage: str) -> bool:
+    """Return whether no number of samples, and no sum of the calibration, is negative or huge."""
+    if name != "examples" and stage != "calibrate":
+        return True
+    return bool(((sums >= 0) & (sums <= LARGEST)).all())
 
 
 def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationReply]:
@@ -120,7 +129,7 @@ def _form(reply: EvaluationReply) -> str:
     if isinstance(reply, ClientError):
         return ""
     try:
-        groups = [reply.personal] if reply.shared is None else [reply.personal, reply.shared]
+        groups = [reply.personal, *filter(None, (reply.shared, reply.calibrated))]
         groups += [sums for points in reply.curves.values() for sums in points.values()]
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""

@@ -34,6 +34,7 @@ class Client:
     train: int = 0
     test: int = 0
     validation: int = 0
+    calibration: int = 0
 
 
 @attrs.frozen
@@ -134,10 +135,13 @@ def _clients(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     found = []
     for number, train in enumerate(partition.train):
         test = partition.test[number]
-        held: Any = partition.validation[number] if partition.validation else ()
-        own = [*train[:1], *held[:1], *(() if partition.held_out else test[:1])]
+        held: list[Any] = [
+            parts[number] if parts else ()
+            for parts in (partition.validation, partition.calibration)
+        ]
+        own = [*train[:1], *held[0][:1], *(() if partition.held_out else test[:1])]
         owner = number
         if owned and own and dataset.client is not None:
             owner = int(dataset.client[own[0]])
-        found.append(Client(owner, len(train), len(test), len(held)))
+        found.append(Client(owner, len(train), len(test), *map(len, held)))
     return tuple(found)

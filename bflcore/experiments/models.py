@@ -3,7 +3,8 @@
 Before a client predicts, it may fine-tune, adapt or infer more from its training samples
 (`LocalInference.personalise`). What that gives is stored once, after the last evaluation, so that
 the models can be used without the samples: ``models/000003.safetensors`` for each client whose
-memory it changed, and ``models/index.json`` with what became of every client.
+memory it changed, ``models/000003.calibration.safetensors`` for each client that calibrates with
+sums of its own, and ``models/index.json`` with what became of every client.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Models:
             clients[str(reply.client)] = STORED if reply.memory is None else OWN
             if reply.memory is not None:
                 write_tensors(self._file(reply.client), reply.memory, {})
+            if reply.calibration:
+                write_tensors(self._file(reply.client, "calibration"), reply.calibration, {})
         write_json(self.folder / "index.json", {"round": round, "clients": clients})
 
     def index(self, round: int) -> dict[int, str]:
@@ -73,8 +76,15 @@ class Models:
         """Return the memory ``[...]`` of a client that has a file of its own."""
         return read_tensors(self._file(client), device)[1]
 
-    def _file(self, client: int) -> Path:
-        return self.folder / f"{client:06d}.safetensors"
+    def read_calibration(
+        self, client: int, device: torch.device | str = "cpu"
+    ) -> dict[str, Tensor]:
+        """Return a client's own calibration sums ``[...]``; empty if it uses the total."""
+        file = self._file(client, "calibration")
+        return read_tensors(file, device)[1] if file.exists() else {}
+
+    def _file(self, client: int, *kind: str) -> Path:
+        return self.folder / ".".join([f"{client:06d}", *kind, "safetensors"])
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:

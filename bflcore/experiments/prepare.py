@@ -10,7 +10,7 @@ import numpy as np
 
 from bflcore.data import Dataset, Partition, centred, divide
 from bflcore.data.label_noise import mislabelled
-from bflcore.data.partition import validated
+from bflcore.data.partition import hold_back
 from bflcore.data.user import load_npz
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
@@ -64,11 +64,15 @@ def prepare(experiment: Experiment) -> Prepared:
         test_per_class=data.test_per_class,
         test_fraction=data.test_fraction,
     )
-    if data.validation_fraction:
-        partition = validated(dataset, partition, data.validation_fraction, run.seed)
-        if not any(map(len, partition.validation)):
+    fractions = {
+        "validation": data.validation_fraction,
+        "calibration": data.calibration_fraction,
+    }
+    partition = hold_back(dataset, partition, run.seed, **fractions)
+    for purpose, fraction in fractions.items():
+        if fraction and not any(map(len, getattr(partition, purpose))):
             raise DataError(
-                "--validation-fraction: no client has two training samples; leave it out, or use "
+                f"--{purpose}-fraction: no client has two training samples; leave it out, or use "
                 "fewer --clients"
             )
     if experiment.label_noise:
@@ -89,9 +93,16 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     """
     run, model = experiment.run, experiment.model
     likelihood = _likelihood(experiment, dataset)
+    for one in experiment.calibrators:
+        if dataset.task not in one.tasks:
+            raise OptionError(
+                f"--calibrate: {one.name} is for {one.tasks[0]}, but {experiment.data.data} is a "
+                f"{dataset.task}; choose others (bfl list calibrator)"
+            )
     novel = experiment.data.novel_clients
     problem = build_problem(run, model, likelihood, dataset, partition, novel=novel)
-    for shares in problem.samples:
+    problem = attrs.evolve(problem, calibrators=experiment.calibrators)
+    for shares in problem.samples.values():
         model.check_samples(shares.x)
     samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
     samples[: len(problem.train.x)] = problem.train.x[:2]

@@ -52,11 +52,11 @@ class Records:
         self.dropped = list(state["dropped"])
         self._started = time.perf_counter() - state["total"]
 
-    def add_survey(self, found: Survey) -> None:
-        """Count what the survey before round 1 cost, and the clients that it left out."""
+    def add_answers(self, number: int, found: Survey) -> None:
+        """Count what the survey, or the calibration after a round, cost, and who was left out."""
         self.bytes["up"] += found.bytes_up
         self.bytes["down"] += found.bytes_down
-        self._drop(0, found.dropped)
+        self._drop(number, found.dropped)
 
     def add_round(self, number: int, done: Round) -> None:
         """Count what a round cost, and the clients that it dropped."""
@@ -135,7 +135,8 @@ def _group(
 ) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
     """Group evaluations: clients' own models, the server's model, clients held out of training.
 
-    The groups on validation samples are called validation, validation.global, validation.novel.
+    The groups on validation samples are called validation, validation.global, validation.novel;
+    those of calibrated models are called calibrated, novel.calibrated and so on.
     """
     groups: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for validation in (False, True):
@@ -146,6 +147,10 @@ def _group(
             own: [(e.client, e.personal) for e in trained],
             f"{prefix}global": [(e.client, e.shared) for e in trained if e.shared is not None],
             f"{prefix}novel": [(e.client, e.personal) for e in on if e.client in novel],
+            f"{prefix}calibrated": [(e.client, e.calibrated) for e in trained if e.calibrated],
+            f"{prefix}novel.calibrated": [
+                (e.client, e.calibrated) for e in on if e.calibrated and e.client in novel
+            ],
         }
     return {name: members for name, members in groups.items() if members}
 

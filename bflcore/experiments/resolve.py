@@ -7,7 +7,7 @@ Precedence: component defaults < method < TOML < flags. A resolved experiment is
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from bflcore.options import Component, as_dict, build, canonical, label, options
 from bflcore.options.kinds import CONFIGURABLE, FITTED, PARTS, Kind, kind_called
 from bflcore.options.settings import DataSettings, RunSettings
 from bflcore.options.text import parse_spec, spec_text
+from bflcore.problem.calibration import CALIBRATORS
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.methods import Method
     from bflcore.models.base import Model
+    from bflcore.problem.calibration.base import Calibrator
     from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.loading import Registry
     from bflcore.registry.loggers import Logger
     from bflcore.weighting import Weighting
 
-__all__ = ["Experiment", "chosen_class", "read", "resolve"]
+__all__ = ["CALIBRATOR", "Experiment", "build_calibrators", "chosen_class", "read", "resolve"]
+
+CALIBRATOR = "calibrator"  # the table with a table of options per calibrator
 
 Values = dict[str, Any]
 S = TypeVar("S", bound=Component)
@@ -60,12 +64,14 @@ class Experiment:
     loggers: tuple[Logger, ...]
     likelihood: Likelihood | None  # None: the default for the task
     label_noise: LabelNoise | None = None
+    calibrators: tuple[Calibrator, ...] = ()
 
     def components(self) -> Iterator[Component]:
         """Yield every component that decides the results, likelihood and data included."""
         for kind in CONFIGURABLE:
             if (found := getattr(self, kind.replace("-", "_"))) is not None:
                 yield found
+        yield from self.calibrators
 
     def as_toml(self) -> Values:
         """Return plain nested values; `resolve` on them gives this experiment back."""
@@ -76,6 +82,8 @@ class Experiment:
         tables = {kind: as_dict(part) for kind, part in parts.items() if part is not None}
         if self.dataset is not None:
             tables["dataset"] = _options(self.dataset)
+        if self.calibrators:
+            tables[CALIBRATOR] = {one.name: _options(one) for one in self.calibrators}
         return {"method": self.method, **_options(self.run), "data": data, **tables}
 
 
@@ -96,12 +104,13 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
 
     `file` and `flags` hold plain values in the same form: settings of the run at the top, those of
     the data in the table ``data``, and a table of options per component (``inference``, ...,
-    ``dataset``, ``partition``, ``label-noise``); the ``name`` in a part's table chooses it. Raises
-    `OptionError` or `IncompatibleError`.
+    ``dataset``, ``partition``, ``label-noise``); the ``name`` in a part's table chooses it; the
+    table ``calibrator`` has a table of options per calibrator. Raises `OptionError` or
+    `IncompatibleError`.
     """
     recipe = registry.methods[method]
     top = {declared.name for declared in options_of(RunSettings)}
-    allowed = {"method", "data", *CONFIGURABLE, *top}
+    allowed = {"method", "data", CALIBRATOR, *CONFIGURABLE, *top}
     for key in file:
         if key not in allowed:
             raise unknown("key of the experiment file:", key, allowed)
@@ -121,7 +130,51 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     loggers = tuple(registry.loggers[name]() for name in run.log)
     for logger in loggers:
         logger.check()
-    return Experiment(method=recipe.name, run=run, data=data, loggers=loggers, **components)
+    tables = {name: dict(table) for name, table in _table(file, CALIBRATOR).items()}
+    for name, table in flags.get(CALIBRATOR, {}).items():
+        tables[name] = tables.get(name, {}) | table
+    calibrators = _calibrators(registry, run, data, tables)
+    return Experiment(
+        method=recipe.name,
+        run=run.replace(calibrate=tuple(one.name for one in calibrators)),
+        data=data,
+        loggers=loggers,
+        calibrators=calibrators,
+        **components,
+    )
+
+
+def _calibrators(
+    registry: Registry, run: RunSettings, data: DataSettings, tables: Mapping[str, Values]
+) -> tuple[Calibrator, ...]:
+    """Return the calibrators that a run names, or those by default; with `tables` of options."""
+    if (run.calibrate or tables) and not data.calibration_fraction:
+        named = f"--calibrate {','.join(run.calibrate)}"
+        raise OptionError(
+            f"{f'{CALIBRATOR}.{min(tables)}' if tables else named}: no samples are held out for "
+            "calibration; add --calibration-fraction 0.2"
+        )
+    names = run.calibrate or tuple(one.name for one in CALIBRATORS)
+    chosen = build_calibrators(registry, names if data.calibration_fraction else (), tables)
+    for name, table in tables.items():
+        if table and registry.calibrators[name] not in map(type, chosen):
+            raise OptionError(
+                f"{CALIBRATOR}.{name}.{min(table)}: {name} is not among --calibrate "
+                f"{','.join(one.name for one in chosen)}"
+            )
+    return chosen
+
+
+def build_calibrators(
+    registry: Registry, names: Sequence[str], tables: Mapping[str, Values]
+) -> tuple[Calibrator, ...]:
+    """Return the calibrators of these names, each with the options in its table, if any."""
+    if len(set(names)) < len(names):
+        raise OptionError(f"--calibrate: {','.join(names)} names one of them twice")
+    return tuple(
+        build(registry.calibrators[name], tables.get(name, {}), f"{CALIBRATOR}.{name}")
+        for name in names
+    )
 
 
 def chosen_class(

@@ -14,7 +14,7 @@ from bflcore.engines.trust import FEWEST
 from bflcore.errors import RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort, survey
+from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +130,8 @@ class Run:
         self.records.add_round(number, done)
         self._warn_of_weight(number, done)
         record, last = None, number == run.rounds
+        if last and self.problem.calibrators:
+            self._calibrate(session)
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
             record = self._evaluate(session, number, done.loss, done.report)
         if last:
@@ -156,9 +158,15 @@ class Run:
         found = survey(
             self.recipe.inference, self.problem, session, self.experiment.run.min_clients
         )
-        self.records.add_survey(found)
+        self.records.add_answers(0, found)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
+
+    def _calibrate(self, session: Session) -> None:
+        """Ask the clients for sums over their calibration samples; they stay in the broadcast."""
+        due = self.experiment.run.min_clients
+        self.broadcast, found = calibrate(self.problem, session, self.broadcast, due)
+        self.records.add_answers(self.broadcast.round, found)
 
     def _pretrain(self, session: Session) -> None:
         fraction = self.experiment.run.pretrain

@@ -47,6 +47,11 @@ class RunSettings(Component):
     device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
     dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))
     seed: int = option(0, "random seed", at_least=0)
+    calibrate: tuple[str, ...] = option(
+        (),
+        "calibrators fitted after training (none = temperature,conformal,ood with "
+        "--calibration-fraction)",
+    )
     log: tuple[str, ...] = option((), "loggers besides metrics.jsonl: csv,tensorboard,...")
 
 
@@ -83,6 +88,12 @@ class DataSettings(Component):
     validation_fraction: float = option(
         0.0,
         "fraction of a client's training samples held out for validation (0 = none)",
+        at_least=0,
+        below=1,
+    )
+    calibration_fraction: float = option(
+        0.0,
+        "fraction of a client's other training samples held out for calibration (0 = none)",
         at_least=0,
         below=1,
     )

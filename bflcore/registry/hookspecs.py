@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.posteriors import Posterior
+    from bflcore.problem.calibration.base import Calibrator
     from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.command import Command
     from bflcore.registry.loggers import Logger
@@ -143,6 +144,11 @@ def bfl_partitioners() -> Iterable[type[Partitioner]]:
 @hookspec
 def bfl_label_noises() -> Iterable[type[LabelNoise]]:
     """Yield label noises: which training labels are made wrong."""
+
+
+@hookspec
+def bfl_calibrators() -> Iterable[type[Calibrator]]:
+    """Yield calibrators: what is corrected, or promised, after training."""
 
 
 @hookspec

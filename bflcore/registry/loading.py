@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.posteriors import Posterior
+    from bflcore.problem.calibration.base import Calibrator
     from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.command import Command
     from bflcore.registry.loggers import Logger
@@ -114,6 +115,7 @@ class Registry:
     datasets: View[DataSource]
     partitions: View[Partitioner]
     label_noises: View[LabelNoise]
+    calibrators: View[Calibrator]
     loggers: View[Logger]
     commands: View[Command]
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from bflcore.errors import RunError
 from bflcore.files import write_text
-from bflcore.report import plots
+from bflcore.report import calibration, plots
 from bflcore.report.reading import Run, read_run
 from bflcore.report.table import grid, row_of
 
@@ -59,6 +59,7 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         learning_curves=plots.learning_curves(runs),
         reliability=plots.reliability(runs) if classifies else "",
         retention=plots.retention(runs) if classifies else "",
+        calibration=calibration.section(runs),
         landscapes=landscapes,
     )
 

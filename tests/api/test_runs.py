@@ -308,3 +308,70 @@ def test_uncertainties_are_those_of_the_evaluation(tmp_path):
             assert math.isclose(float(getattr(p, name).mean()), found[name], abs_tol=1e-12), name
         sums = metrics.classification_sums(p.draws, torch.as_tensor(y))
         assert metrics.metrics_of(sums)["ece"] == found["ece"]
+
+
+CALIBRATED = {
+    "calibration_fraction": 0.3,
+    "cohort": 0,
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # caveats of tiny runs
+@pytest.mark.parametrize("scope", ["federated", "client", "shrunk"])
+@pytest.mark.parametrize("method", ["fedbabu", "fedvi", "fedsi"])
+def test_calibrated_predictions_are_those_of_the_evaluation_to_the_bit(tmp_path, method, scope):
+    options = options_for(method)
+    options |= {f"calibrator.{n}.scope": scope for n in ("temperature", "conformal", "ood")}
+    run, tests = trained(tmp_path, method, table(samples=60), options, **CALIBRATED)
+    found, before = evaluated(run, "calibrated"), evaluated(run)
+    loaded = bflcore.load(run.path)
+    for number, (x, y) in enumerate(tests):
+        model = loaded.client(OWNERS[number])
+        saved = bflcore.load_model(model.save(tmp_path / "model.bfl"))
+        assert bool(model.calibration) is (scope != "federated")
+        for one in (model, saved):
+            prediction = one.predict(x)
+            assert prediction.calibrated_by == ("temperature", "conformal", "ood")
+            expected = found[number]["accuracy"], found[number]["nll"]
+            assert accuracy_and_nll(prediction, y) == expected
+            raw = before[number]["accuracy"], before[number]["nll"]
+            assert accuracy_and_nll(one.predict(x, calibrated=False), y) == raw
+            inside = prediction.contains(0.8)
+            assert float(inside.sum()) / len(y) == found[number]["set_size80"]
+            hits = inside[torch.arange(len(y)), torch.as_tensor(y)]
+            assert float(hits.sum()) / len(y) == found[number]["set_coverage80"]
+            flags = prediction.out_of_distribution
+            assert float(flags.sum()) / len(y) == found[number]["out_of_distribution"]
+
+
+def test_novel_and_adapted_clients_and_the_server_calibrate_with_the_total(tmp_path):
+    options = options_for("fedavg") | {"calibrator.conformal.scope": "client"}
+    run, tests = trained(
+        tmp_path, "fedavg", table(samples=60), options, novel_clients=1, **CALIBRATED
+    )
+    x, y = tests[2]
+    total = run.server.broadcast.calibration
+    assert total["answered"].tolist() == [0, 1]
+    assert evaluated(run, "novel.calibrated")[2]["set_size90"] > 0
+    for model in (run.client(900), run.adapt(x, y), run.server):
+        assert model.calibration == {}
+        conformal = model.predict(x).fitted[1]
+        assert conformal.sums["scores"].equal(total["conformal.scores"])
+    trained_one = run.client(7).predict(x).fitted[1]
+    assert float(trained_one.sums["examples"]) < float(total["conformal.examples"])
+
+
+def test_intervals_of_a_calibrated_regression_are_in_the_units_of_the_targets(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = table(samples=60)
+    arrays["y"] = (5 * arrays["x"][:, 0] + 100 + rng.normal(size=180)).astype(np.float32)
+    run, tests = trained(tmp_path, "fedvi", arrays, options_for("fedvi"), rounds=3, **CALIBRATED)
+    covered = []
+    for number, (x, y) in enumerate(tests):
+        prediction = run.client(OWNERS[number]).predict(x)
+        low, high = prediction.interval(0.8)
+        covered += ((low[:, 0] <= torch.as_tensor(y)) & (torch.as_tensor(y) <= high[:, 0])).tolist()
+        assert torch.allclose((low + high) / 2, prediction.mean.double(), atol=1e-4)
+        inside = evaluated(run, "calibrated")[number]["interval_coverage80"]
+        assert np.mean(covered[-len(y) :]) == pytest.approx(inside)
+    assert np.mean(covered) > 0.6

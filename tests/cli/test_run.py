@@ -234,6 +234,14 @@ MISTAKES = {
         ("run", "fedavg", "--label-noise", "pair", "-o", "label-noise.eps=1"),
         "label-noise.eps: 1.0 is not allowed",
     ),
+    "calibrate": (
+        ("run", "fedavg", "--calibrate", "conformal"),
+        "--calibrate conformal: no samples are held out for calibration; add --calibration-fract",
+    ),
+    "calibrator-option": (
+        ("run", "fedavg", "--calibration-fraction", "0.2", "-o", "calibrator.ood.shar=1"),
+        "(did you mean calibrator.ood.share?)",
+    ),
     "option-text": (("run", "fedavg", "--lr", "fast"), "inference.lr: 'fast' is not allowed"),
     "option-of-nothing": (
         ("run", "fedavg", "-o", "likelihood.noise_variance=3"),

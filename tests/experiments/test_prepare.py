@@ -10,6 +10,7 @@ from bflcore import DataError, Map, OptionError
 from bflcore.data.leaf import CHARACTERS
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
+from bflcore.problem.calibration.conformal import Conformal
 from bflcore.registry.loading import load_registry
 from bflcore.testing.problems import surveyed
 
@@ -177,3 +178,28 @@ def test_images_are_scaled_to_the_input_range_and_tables_are_refused():
         prepared({"input_range": "-1,1"})
     with pytest.raises(OptionError, match="input-range: '0,255'"):
         prepared(digits | {"input_range": "0,255"}, dataset={})
+
+
+def test_calibration_samples_are_cut_off_and_described():
+    whole, cut = prepared(), prepared({"calibration_fraction": 0.25})
+    assert whole.problem.calibration is None
+    assert whole.problem.calibrators == ()
+    assert torch.equal(cut.problem.test.x, whole.problem.test.x)
+    assert [one.name for one in cut.problem.calibrators] == ["temperature", "conformal", "ood"]
+    for client in whole.problem.clients:
+        of = cut.problem
+        assert of.calibration.size(client) == cut.description.clients[client].calibration == 4
+        found = samples(of.train, client) | samples(of.calibration, client)
+        assert found == samples(whole.problem.train, client)
+
+
+def test_a_calibrator_for_another_task_is_refused(monkeypatch):
+    monkeypatch.setattr(Conformal, "tasks", ("regression",))
+    with pytest.raises(OptionError, match="--calibrate: conformal is for regression, but synthe"):
+        prepared({"calibration_fraction": 0.25})
+
+
+def test_a_calibration_split_that_no_client_has_samples_for_is_one_line():
+    data = {"data": "digits", "partition": "iid", "clients": 1797}
+    with pytest.raises(DataError, match="--calibration-fraction: no client has two training"):
+        prepared(data | {"calibration_fraction": 0.5}, dataset={})

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 import torch
 
@@ -133,3 +134,15 @@ def test_curves_of_validation_samples_are_kept_apart():
     records.add_evaluation(1, 0.5, {}, replies, ())
     assert records.evaluation["curves"]["lambda"]["values"] == [0.0]
     assert records.evaluation["validation.curves"]["lambda"]["pooled"]["accuracy"] == [0.8, 0.8]
+
+
+def test_calibrated_models_have_metrics_of_their_own():
+    records = Records("m")
+    replies = [
+        attrs.evolve(evaluation(client, 5), calibrated=evaluation(client, hits).personal)
+        for client, hits in ((0, 8), (1, 6), (2, 1))
+    ]
+    record = records.add_evaluation(1, 0.5, {}, replies, {2})
+    assert record["calibrated.accuracy"]["mean"] == pytest.approx(0.7)
+    assert record["novel.calibrated.accuracy"]["mean"] == pytest.approx(0.1)
+    assert [c["client"] for c in records.evaluation["calibrated"]["clients"]] == [0, 1]
