@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition
+from bflcore.data.schema import Schema
 from bflcore.errors import RunError
 from bflcore.lazy import lazy
 
@@ -53,6 +54,7 @@ class Description:
     classes: tuple[str, ...]
     clients: tuple[Client, ...]
     novel: int = 0
+    schema: Schema | None = None  # of a table: how its columns become features
 
     @classmethod
     def of(cls, experiment: Experiment, dataset: Dataset, partition: Partition) -> Self:
@@ -69,6 +71,7 @@ class Description:
             dataset.class_names or tuple(map(str, labels)),
             _clients(experiment, dataset, partition),
             experiment.data.novel_clients,
+            dataset.schema,
         )
 
     @classmethod
@@ -83,7 +86,9 @@ class Description:
                 raise RunError(f"{where} has another format; it is of another version of bflcore")
             clients = tuple(Client(**client) for client in given.pop("clients"))
             lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("shape", "classes")}
-            return cls(**given, **lists, clients=clients)
+            schema = given.pop("schema", None)
+            schema = schema and Schema.from_json(schema)
+            return cls(**given, **lists, clients=clients, schema=schema)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{where} does not describe the data of a run ({type(error).__name__}: {error})"
@@ -126,6 +131,7 @@ class Description:
             y,
             self.outputs if classification else 0,
             standardise=self.standardise,
+            schema=self.schema,
         )
         nothing = tuple(np.empty(0, np.int64) for _ in range(max(1, len(self.clients))))
         return dataset, Partition(nothing, nothing)
@@ -138,8 +144,8 @@ def _clients(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
         test = partition.test[number]
         held: Any = partition.validation[number] if partition.validation else ()
         own = [*train[:1], *held[:1], *(() if partition.held_out else test[:1])]
-        owner = number
+        owner: int | str = number
         if owned and own and dataset.client is not None:
-            owner = int(dataset.client[own[0]])
+            owner = dataset.owner(int(dataset.client[own[0]]))
         found.append(Client(owner, len(train), len(test), len(held)))
     return tuple(found)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from bflcore.data.user import FORMS, TABLE_FLAGS, OwnData, is_own
 from bflcore.errors import OptionError, unknown
 from bflcore.experiments import compatibility
 from bflcore.models.user import load_factory
@@ -49,7 +50,7 @@ class Experiment:
     method: str
     run: RunSettings
     data: DataSettings
-    dataset: DataSource | None  # None: a user's own file
+    dataset: DataSource
     partition: Partitioner
     inference: LocalInference
     aggregator: Aggregator
@@ -60,6 +61,19 @@ class Experiment:
     loggers: tuple[Logger, ...]
     likelihood: Likelihood | None  # None: the default for the task
     label_noise: LabelNoise | None = None
+    # Settings that a file or a flag gives, as opposed to defaults that the data may change.
+    asked: frozenset[str] = attrs.field(default=frozenset(), eq=False, repr=False)
+
+    def with_clients(self, count: int) -> Experiment:
+        """Return the experiment with this number of clients.
+
+        Raises `OptionError` if other settings ask for more.
+        """
+        data, run = self.data.replace(clients=count), self.run
+        if "cohort" not in self.asked and run.cohort > count - data.novel_clients:
+            run = run.replace(cohort=0)  # the method's cohort is for more clients: take all
+        _check_counts(run, data)
+        return attrs.evolve(self, data=data, run=run)
 
     def components(self) -> Iterator[Component]:
         """Yield every component that decides the results, likelihood and data included."""
@@ -74,8 +88,7 @@ class Experiment:
             data["label_noise"] = spec_text(self.label_noise)
         parts = {kind: getattr(self, kind) for kind in PARTS}
         tables = {kind: as_dict(part) for kind, part in parts.items() if part is not None}
-        if self.dataset is not None:
-            tables["dataset"] = _options(self.dataset)
+        tables["dataset"] = _options(self.dataset)
         return {"method": self.method, **_options(self.run), "data": data, **tables}
 
 
@@ -107,10 +120,8 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
             raise unknown("key of the experiment file:", key, allowed)
     given = {key: value for key, value in {**file, **flags}.items() if key in top}
     run = _settings(RunSettings, recipe, given)
-    data = _settings(DataSettings, recipe, _table(file, "data") | flags.get("data", {}))
-    if "cohort" not in given and run.cohort > data.clients - data.novel_clients:
-        run = run.replace(cohort=0)  # the method's cohort is for more clients: take all
-    _check_counts(run, data)
+    of_data = _table(file, "data") | flags.get("data", {})
+    data = _settings(DataSettings, recipe, of_data)
     components: Values = {
         name.replace("-", "_"): _component(registry, recipe, kind_called(name), file, flags)
         for name in CONFIGURABLE
@@ -121,7 +132,14 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     loggers = tuple(registry.loggers[name]() for name in run.log)
     for logger in loggers:
         logger.check()
-    return Experiment(method=recipe.name, run=run, data=data, loggers=loggers, **components)
+    asked = frozenset({*given, *of_data})
+    found = Experiment(
+        method=recipe.name, run=run, data=data, loggers=loggers, asked=asked, **components
+    )
+    _check_data(found)
+    # The number of owners is known once the data are loaded.
+    known = "clients" in asked or not (found.partition.by_owner or isinstance(found.dataset, OwnData))
+    return found.with_clients(data.clients) if known else found
 
 
 def chosen_class(
@@ -200,9 +218,16 @@ def _last_name(choices: list[tuple[str, Values]]) -> str:
 def _class_of(
     registry: Registry, recipe: type[Method], kind: Kind, text: str
 ) -> type[Component] | None:
-    """Return the class that a name or ``name:values`` names; None for a user's own data file."""
-    if not text or (kind.name == "dataset" and text.endswith(".npz")):
+    """Return the class that a name, ``name:values`` or a path to a user's own data names."""
+    if not text:
         return None
+    if kind.name == "dataset" and text not in registry.of("dataset"):
+        if is_own(text):
+            return OwnData
+        try:
+            registry.of("dataset")[text]
+        except OptionError as error:
+            raise OptionError(f"{error}; or your own data: {FORMS}") from None
     preset: Component | None = recipe.parts().get(kind.name)
     if preset is not None and text == preset.name:
         return type(preset)
@@ -212,6 +237,16 @@ def _class_of(
         text.partition(":")[0] if kind.setting else text
     ]
     return found
+
+
+def _check_data(experiment: Experiment) -> None:
+    """Refuse settings of a user's own data with a data set that has none of its columns."""
+    data = experiment.data
+    for flag in () if isinstance(experiment.dataset, OwnData) else (*TABLE_FLAGS, "task"):
+        if getattr(data, flag):
+            raise OptionError(
+                f"--{flag} is for your own data and has no effect on {data.data}; leave it out"
+            )
 
 
 def _check_counts(run: RunSettings, data: DataSettings) -> None:

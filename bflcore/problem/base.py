@@ -77,7 +77,8 @@ class Problem:
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples.
+    set, it scales every client's samples; `indicators` ``[F]`` are the features of a table that are
+    0 or 1.
     """
 
     network: nn.Module
@@ -93,6 +94,7 @@ class Problem:
     standardise: bool = False
     survey: Mapping[str, Tensor] = attrs.field(factory=dict)
     validation: Shares | None = None
+    indicators: Tensor | None = None
 
     @classmethod
     def assemble(
@@ -128,6 +130,7 @@ class Problem:
         held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
+        schema = dataset.schema
         trained = len(ids) - novel
         return cls(
             network,
@@ -142,20 +145,21 @@ class Problem:
             rounds=rounds,
             standardise=dataset.standardise,
             validation=shares(*train, held) if held else None,
+            indicators=torch.tensor(schema.indicators, device=device) if schema else None,
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
         """Return the problem with the sums ``[...]`` that the clients' answers gave."""
         if not survey:
             return self
-        scaling = Scaling.of(survey) if self.standardise else None
+        scaling = Scaling.of(survey, self.indicators) if self.standardise else None
         train, test, *held = (attrs.evolve(part, scaling=scaling) for part in self.samples)
         validation = held[0] if held else None
         return attrs.evolve(self, survey=survey, train=train, test=test, validation=validation)
 
     def moments(self, client: int) -> dict[str, Tensor]:
         """Return what one client answers before all samples are standardised (see `Scaling`)."""
-        return moments(*self.train.of(client))
+        return moments(*self.train.of(client), self.indicators)
 
     @property
     def samples(self) -> tuple[Shares, ...]:
