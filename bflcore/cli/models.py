@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +39,19 @@ def _out(flag: str, text: str) -> Callable[[Any], Any]:
 def predict(run: Path, samples: Path, id: str | None, out: Path, device: str) -> None:
     """Predict the samples in INPUT with a model of RUN, and say how uncertain it is.
 
-    RUN is a run directory, or a file that bfl export wrote. INPUT is an .npz file with x, or a .csv
-    file of numbers, one row per sample, in the form of the data set: scaling is applied here.
+    RUN is a run directory, or a file that bfl export wrote. INPUT has the form of the data set: a
+    table with the names of its columns, .csv or .parquet; or an .npz file with x, or a .csv file of
+    numbers. Encoding and scaling are applied here.
     """
     from bflcore.api.inputs import read_samples
 
     model = _model(run, id, device)
-    prediction = model.predict(read_samples(samples, model.description.shape))
+    described = model.description
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
+        prediction = model.predict(read_samples(samples, described.shape, described.schema))
+    for note in noted:
+        click.echo(f"note: {note.message}", err=True)
     columns = prediction.columns()
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

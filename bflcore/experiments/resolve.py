@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bflcore.registry.loggers import Logger
     from bflcore.weighting import Weighting
 
-__all__ = ["Experiment", "chosen_class", "read", "resolve"]
+__all__ = ["Experiment", "chosen_class", "method_of", "read", "resolve"]
 
 Values = dict[str, Any]
 S = TypeVar("S", bound=Component)
@@ -102,6 +102,18 @@ def read(path: Path) -> Values:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not valid TOML: {error}") from None
+
+
+def method_of(file: Values, path: Path) -> str:
+    """Return the method that the content of an experiment file names.
+
+    Raises `OptionError` if it names none.
+    """
+    if not file.get("method"):
+        raise OptionError(
+            f'{path}: the key method is missing; add method = "bpfed" or another name'
+        )
+    return str(file["method"])
 
 
 def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Experiment:
