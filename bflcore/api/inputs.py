@@ -37,7 +37,13 @@ def samples(x: Any, described: Description) -> Tensor:
     are not finite.
     """
     if described.schema is not None:
-        return torch.as_tensor(_of_table(x, described.schema))
+        found = _of_table(x, described.schema)
+        if not described.standardise and np.isnan(found).any():
+            raise DataError(
+                "x has missing values, but the model was trained without standardisation, which "
+                "would replace them; fill them in"
+            )
+        return torch.as_tensor(found)
     given = x if isinstance(x, torch.Tensor) else np.asarray(x)
     if not isinstance(given, torch.Tensor):
         if given.dtype.kind not in "fiub":
@@ -116,7 +122,7 @@ def read_samples(path: Path, shape: tuple[int, ...], schema: Schema | None = Non
     With the `schema` of a run on a table, also a table with names. A first line of a .csv file that
     is not numeric holds names. Raises `DataError` for another kind of file or content.
     """
-    if schema is not None and path.suffix in SUFFIXES:
+    if schema is not None and path.suffix.lower() in SUFFIXES:
         return read_table(path)
     if path.suffix not in {".npz", ".csv"}:
         raise DataError(f"{path} cannot be read; allowed: an .npz file with x, or a .csv file")

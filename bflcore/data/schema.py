@@ -95,22 +95,26 @@ class Column:
 class Schema:
     """The columns of a table that become features, in order; the others are not looked at.
 
-    `beside` names columns of the table that are not features: the target, the owners, and those
-    that the user left out.
+    `target` is the column to predict, if the features come from a table with names; `beside` are
+    the owners and what the user left out.
     """
 
     columns: tuple[Column, ...]
+    target: str = ""
     beside: tuple[str, ...] = ()
 
     @classmethod
-    def infer(cls, table: Table, beside: Sequence[str]) -> tuple[Self, tuple[str, ...]]:
+    def infer(
+        cls, table: Table, target: str, beside: Sequence[str]
+    ) -> tuple[Self, tuple[str, ...]]:
         """Return the schema of a table, and what its user should look at.
 
         Raises `DataError` for dates, for columns that name the samples, and without a column.
         """
-        names = [name for name in table.columns if name not in beside]
+        others = (target, *beside)
+        names = [name for name in table.columns if name not in others]
         if not names:
-            raise DataError(f"{table.name} has no column besides {', '.join(beside)}")
+            raise DataError(f"{table.name} has no column besides {', '.join(others)}")
         found = [_inferred(table, name) for name in names]
         ids = [column.name for column in found if _counts_samples(column, table)]
         notes = [
@@ -118,7 +122,7 @@ class Schema:
             f"--drop {name}"
             for name in ids
         ]
-        return cls(tuple(found), tuple(beside)), tuple(notes)
+        return cls(tuple(found), target, tuple(beside)), tuple(notes)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -173,7 +177,7 @@ class Schema:
             )
         read = attrs.evolve(self, columns=tuple(needed))
         codes = read.codes(table)
-        known = {*(column.name for column in self.columns), *self.beside}
+        known = {*(column.name for column in self.columns), self.target, *self.beside}
         extra = [name for name in table.columns if name not in known]
         notes = [f"columns that the model does not know are ignored: {', '.join(extra)}"]
         notes = notes if extra else []
@@ -207,7 +211,7 @@ class Schema:
             Column(**column | {"categories": tuple(column["categories"])})
             for column in values["columns"]
         ]
-        return cls(tuple(columns), tuple(values["beside"]))
+        return cls(tuple(columns), values["target"], tuple(values["beside"]))
 
 
 def _inferred(table: Table, name: str) -> Column:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-__all__ = ["MISSING", "SUFFIXES", "Table", "missing", "numbers", "read_folder", "read_table", "texts"]
+__all__ = ["MISSING", "SUFFIXES", "Table", "is_date", "missing", "numbers", "read_folder", "read_table", "texts"]
 
 MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "#N/A", "<NA>", "?"})
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -56,7 +56,7 @@ def read_table(path: Path) -> Table:
     Raises `DataError` for a file that is missing, damaged, or without a sample.
     """
     try:
-        read = _read_parquet if path.suffix == ".parquet" else _read_csv
+        read = _read_parquet if path.suffix.lower() == ".parquet" else _read_csv
         columns = read(path)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give a file {' or '.join(SUFFIXES)}") from None
@@ -73,7 +73,7 @@ def read_folder(folder: Path, client: str) -> Table:
 
     Raises `DataError` unless all files have the same columns.
     """
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
             f"--data: {folder} has no table; allowed: one file {' or '.join(SUFFIXES)} per client"
@@ -137,8 +137,14 @@ def is_date(values: Any, gaps: Any) -> bool:
     return (
         values.dtype.kind in "OUS"
         and len(given) > 0
-        and all(hasattr(v, "year") or (isinstance(v, str) and DATE.match(v)) for v in given)
+        and all(_names_day(value) for value in given)
     )
+
+
+def _names_day(value: Any) -> bool:
+    if isinstance(value, str):
+        return DATE.match(value.strip()) is not None
+    return hasattr(value, "year") or isinstance(value, np.datetime64)
 
 
 def _is_missing(value: Any) -> bool:

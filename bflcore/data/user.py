@@ -112,8 +112,8 @@ class OwnData(DataSource):
         if column:
             values = table.column(column, "--client")
             owner, ids = owners_of(values, table.name, f"column {column}")
-        beside = [target, *([column] if column else []), *settings.drop]
-        schema, notes = Schema.infer(table, beside)
+        beside = [*([column] if column else []), *settings.drop]
+        schema, notes = Schema.infer(table, target, beside)
         codes = schema.codes(table)
         standardise = self.standardise is not False
         if not standardise and (gaps := np.isnan(codes).any(0)).any():
@@ -141,7 +141,7 @@ def is_own(text: str) -> bool:
     """Return whether ``--data`` names a file, a folder or data from Python, by its form."""
     separators = {"/", os.sep}
     return (
-        Path(text).suffix in {".npz", *SUFFIXES}
+        Path(text).suffix.lower() in {".npz", *SUFFIXES}
         or text == MEMORY
         or any(separator in text for separator in separators)
         or Path(text).is_dir()
@@ -169,7 +169,7 @@ def _open(settings: DataSettings) -> Table | Arrays:
         )
     if path.is_dir():
         return read_folder(path, FOLDER_OWNER)
-    if path.suffix in SUFFIXES:
+    if path.suffix.lower() in SUFFIXES:
         return read_table(path)
     return _read(path)
 

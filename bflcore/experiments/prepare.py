@@ -183,6 +183,11 @@ def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, 
             f"partition: {experiment.partition.name} does not use the {len(owners)} owners of the "
             "samples; --partition natural does"
         )
+    if experiment.partition.by_owner and dataset.x_test is not None and dataset.client_test is None:
+        notes.append(
+            "client_test is missing: test samples are dealt to the owners in proportion to their "
+            "classes"
+        )
     if not experiment.partition.by_owner:
         return experiment.with_clients(data.clients), tuple(notes)
     if "clients" not in experiment.asked:
