@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +98,26 @@ def test_from_a_table_to_predictions_in_three_commands(bfl, tmp_path):
     run = bflcore.load(tmp_path / "run")
     assert set(run.clients) == {*SIZES}
     assert run.client("charité").size == round(420 * 0.8)
+
+
+PAGES = (Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "docs/own-data.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_the_documentation_run(bfl, tmp_path, page):
+    patients(tmp_path / "patients.csv", rows=60)
+    lines = (tmp_path / "patients.csv").read_text(encoding="utf-8").replace("charité", "charite")
+    for name in ("patients.csv", "new.csv"):
+        (tmp_path / name).write_text(lines, encoding="utf-8")
+    block = re.search(r"```\n(bfl run \w+ --data patients.csv.*?)```", page.read_text(), re.DOTALL)
+    commands = [line.split()[1:] for line in block[1].splitlines()]
+    assert [words[0] for words in commands] == ["run", "predict", "export"]
+    for words in commands:
+        quick = ("--rounds", "1", *SMALL) if words[0] == "run" else ()
+        code, _, err = bfl(*words, *quick)
+        assert code == 0, err
+    found = rows_of(tmp_path / "predictions.csv")
+    assert {row["label"] for row in found} <= {"mild", "none", "severe"}
 
 
 def test_a_run_on_a_table_continues_to_the_bit_from_another_folder(bfl, tmp_path, monkeypatch):
