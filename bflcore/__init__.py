@@ -14,6 +14,7 @@ from bflcore.api import (
     TargetPrediction,
     load,
     load_model,
+    resume,
     run,
 )
 from bflcore.data.base import Dataset, DataSource
@@ -60,5 +61,5 @@ __all__ = [
     "Partitioner", "PluginError", "Point", "PointInference", "Posterior", "Prediction",
     "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
     "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
-    "component", "hookimpl", "load", "load_model", "option", "run",
+    "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip

@@ -214,7 +214,7 @@ def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor
     x, y = problem.train.x[:0], problem.train.y[:0]
     nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
     asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
-    return [moments(x, y), asked] if problem.standardise else [asked]
+    return [moments(x, y, problem.indicators), asked] if problem.standardise else [asked]
 
 
 def begin(recipe: Recipe, problem: Problem) -> Broadcast:

@@ -47,17 +47,20 @@ def predict(
 ) -> None:
     """Predict the samples in INPUT with a model of RUN, and say how uncertain it is.
 
-    RUN is a run directory, or a file that bfl export wrote. INPUT is an .npz file with x, or a .csv
-    file of numbers, one row per sample, in the form of the data set: scaling is applied here.
+    RUN is a run directory, or a file that bfl export wrote. INPUT has the form of the data set: a
+    table with the names of its columns, .csv or .parquet; or an .npz file with x, or a .csv file of
+    numbers. Encoding and scaling are applied here.
     """
     from bflcore.api.inputs import read_samples
 
     model = _model(run, id, device)
-    prediction = model.predict(read_samples(samples, model.description.shape))
+    described = model.description
     with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
+        prediction = model.predict(read_samples(samples, described.shape, described.schema))
         columns = prediction.columns(coverage)
-    for text in dict.fromkeys(str(warning.message) for warning in noted):
-        click.echo(f"warning: {text}", err=True)
+    for said in dict.fromkeys(str(note.message) for note in noted):
+        click.echo(f"note: {said}", err=True)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(columns)

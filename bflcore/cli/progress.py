@@ -107,4 +107,4 @@ def _metrics(record: Record) -> str:
 
 
 def _drop(failure: Record) -> str:
-    return f"round {failure['round']}: client {failure['client']} dropped: {failure['reason']}"
+    return f"round {failure['round']}: client {failure.get('id', failure['client'])} dropped: {failure['reason']}"

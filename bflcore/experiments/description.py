@@ -9,6 +9,7 @@ import attrs
 
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition
+from bflcore.data.schema import Schema
 from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json
 from bflcore.lazy import lazy
@@ -54,6 +55,7 @@ class Description:
     classes: tuple[str, ...]
     clients: tuple[Client, ...]
     novel: int = 0
+    schema: Schema | None = None  # of a table: how its columns become features
 
     @classmethod
     def of(cls, experiment: Experiment, dataset: Dataset, partition: Partition) -> Self:
@@ -70,6 +72,7 @@ class Description:
             dataset.class_names or tuple(map(str, labels)),
             _clients(experiment, dataset, partition),
             experiment.data.novel_clients,
+            dataset.schema,
         )
 
     @classmethod
@@ -84,7 +87,9 @@ class Description:
                 raise RunError(f"{where} has another format; it is of another version of bflcore")
             clients = tuple(Client(**client) for client in given.pop("clients"))
             lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("shape", "classes")}
-            return cls(**given, **lists, clients=clients)
+            schema = given.pop("schema", None)
+            schema = schema and Schema.from_json(schema)
+            return cls(**given, **lists, clients=clients, schema=schema)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{where} does not describe the data of a run ({type(error).__name__}: {error})"
@@ -125,6 +130,7 @@ class Description:
             y,
             self.outputs if classification else 0,
             standardise=self.standardise,
+            schema=self.schema,
         )
         nothing = tuple(np.empty(0, np.int64) for _ in range(max(1, len(self.clients))))
         return dataset, Partition(nothing, nothing)
@@ -140,8 +146,8 @@ def _clients(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
             for parts in (partition.validation, partition.calibration)
         ]
         own = [*train[:1], *held[0][:1], *(() if partition.held_out else test[:1])]
-        owner = number
+        owner: int | str = number
         if owned and own and dataset.client is not None:
-            owner = int(dataset.client[own[0]])
+            owner = dataset.owner(int(dataset.client[own[0]]))
         found.append(Client(owner, len(train), len(test), *map(len, held)))
     return tuple(found)

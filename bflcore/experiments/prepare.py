@@ -9,9 +9,10 @@ import attrs
 import numpy as np
 
 from bflcore.data import Dataset, Partition, centred, divide
+from bflcore.data.base import encoded
 from bflcore.data.label_noise import mislabelled
-from bflcore.data.partition import hold_back
-from bflcore.data.user import load_npz
+from bflcore.data.partition import Natural, hold_back
+from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
 from bflcore.layout import Layout
@@ -23,6 +24,8 @@ from bflcore.randomness import SERVER, numpy_stream, seeded_globally
 if TYPE_CHECKING:
     import torch
 
+    from bflcore.data.tables import Table
+    from bflcore.data.user import Arrays
     from bflcore.experiments.resolve import Experiment
     from bflcore.models import networks
     from bflcore.models.base import Model
@@ -36,22 +39,27 @@ __all__ = ["Prepared", "assemble", "build_problem", "prepare"]
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """An experiment with its data, loaded and divided among the clients, and its network."""
+    """An experiment with its data, loaded and divided among the clients, and its network.
+
+    `notes` say how the data were understood where the user left that open.
+    """
 
     experiment: Experiment
     partition: Partition
     problem: Problem
     description: Description
+    notes: tuple[str, ...] = ()
 
 
-def prepare(experiment: Experiment) -> Prepared:
+def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prepared:
     """Load and divide the data, and build the network; nothing is written.
 
-    Raises `DataError` or `OptionError`.
+    `given` are a user's own data where Python holds them. Raises `DataError` or `OptionError`.
     """
+    _device(experiment.run.device)
+    dataset = _dataset(experiment, given)
+    experiment, notes = _with_owners(experiment, dataset)
     run, data = experiment.run, experiment.data
-    _device(run.device)
-    dataset = _dataset(experiment)
     if data.input_range == "-1,1":
         dataset = centred(dataset)
     _likelihood(experiment, dataset)
@@ -75,6 +83,8 @@ def prepare(experiment: Experiment) -> Prepared:
                 f"--{purpose}-fraction: no client has two training samples; leave it out, or use "
                 "fewer --clients"
             )
+    trained = data.clients - data.novel_clients
+    dataset = encoded(dataset, np.concatenate(partition.train[:trained]))
     if experiment.label_noise:
         dataset = mislabelled(
             dataset,
@@ -82,7 +92,7 @@ def prepare(experiment: Experiment) -> Prepared:
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    return assemble(experiment, dataset, partition)
+    return attrs.evolve(assemble(experiment, dataset, partition), notes=dataset.notes + notes)
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
@@ -105,7 +115,7 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     for shares in problem.samples.values():
         model.check_samples(shares.x)
     samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
-    samples[: len(problem.train.x)] = problem.train.x[:2]
+    samples[: len(problem.train.x)] = problem.train.x[:2].nan_to_num(0.0)
     networks.check_network(problem.network, samples)
     experiment.inference.check(problem)
     described = Description.of(experiment, dataset, partition)
@@ -138,10 +148,16 @@ def build_problem(
     )
 
 
-def _dataset(experiment: Experiment) -> Dataset:
+def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
     data = experiment.data
-    if experiment.dataset is None:
-        return load_npz(Path(data.data))
+    if isinstance(experiment.dataset, OwnData):
+        task = experiment.likelihood.task if experiment.likelihood else None
+        if data.task and task and data.task != task:
+            raise OptionError(
+                f"--task: {data.task} does not fit --likelihood {experiment.likelihood.name}, which "
+                f"is for {task}; leave one of the two out"
+            )
+        return experiment.dataset.read(given, data, data.task or task)
     folder = Path(data.data_dir) if data.data_dir else None
     if folder is not None and not folder.is_dir() and not data.download:
         raise DataError(
@@ -149,6 +165,49 @@ def _dataset(experiment: Experiment) -> Dataset:
             "or add --download to fetch it there"
         )
     return experiment.dataset.load(folder, data.download)
+
+
+def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, tuple[str, ...]]:
+    """Let the clients be the owners where the user left that open, and say so.
+
+    Paths become absolute, so that the experiment can be run from any folder.
+    """
+    data, notes = experiment.data, list[str]()
+    own, chosen = isinstance(experiment.dataset, OwnData), "partition" in experiment.asked
+    if own and data.data != MEMORY:
+        data = data.replace(data=str(Path(data.data).absolute()))
+    if data.data_dir:
+        data = data.replace(data_dir=str(Path(data.data_dir).absolute()))
+    experiment = attrs.evolve(experiment, data=data)
+    if dataset.client is None:
+        known = "clients" in experiment.asked or not own
+        return (experiment if known else experiment.with_clients(data.clients)), ()
+    owners = [dataset.owner(int(number)) for number in np.unique(dataset.client)]
+    if own and not chosen:
+        experiment = attrs.evolve(experiment, partition=Natural())
+        notes.append(
+            f"partition: natural, the {len(owners)} owners are the clients; --partition iid mixes "
+            "their samples"
+        )
+    elif own and not experiment.partition.by_owner:
+        notes.append(
+            f"partition: {experiment.partition.name} does not use the {len(owners)} owners of the "
+            "samples; --partition natural does"
+        )
+    if experiment.partition.by_owner and dataset.x_test is not None and dataset.client_test is None:
+        notes.append(
+            "client_test is missing: test samples are dealt to the owners in proportion to their "
+            "classes"
+        )
+    if not experiment.partition.by_owner:
+        return experiment.with_clients(data.clients), tuple(notes)
+    if "clients" not in experiment.asked:
+        return experiment.with_clients(len(owners)), tuple(notes)
+    if data.clients < len(owners):
+        named = ", ".join(map(str, owners[: data.clients][:10]))
+        more = ", ..." if data.clients > 10 else ""
+        notes.append(f"--clients: {data.clients} of {len(owners)} owners are used: {named}{more}")
+    return experiment, tuple(notes)
 
 
 def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:

@@ -26,8 +26,9 @@ class Records:
     `restore` takes it back, with the lines of ``metrics.jsonl`` written until then.
     """
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, ids: Sequence[int | str] = ()) -> None:
         self.method = method
+        self.ids = ids  # of the owners, by the clients' numbers
         self.records: list[Record] = []  # the lines of metrics.jsonl
         self.evaluation: Record = {}  # evaluation.json, of the latest evaluation
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
@@ -94,6 +95,9 @@ class Records:
         self.dropped = []
         self.evaluation = {"round": number}
         self.evaluation |= {group: _detail(members) for group, members in groups.items()}
+        for group in groups:
+            for entry in self.evaluation[group]["clients"]:
+                entry |= self._named(entry["client"])
         for name, validation in (("curves", False), ("validation.curves", True)):
             chosen = [e for e in found if e.validation == validation and e.client not in novel]
             if curves := _curves(chosen):
@@ -125,9 +129,17 @@ class Records:
 
     def _drop(self, number: int, failures: Iterable[ClientError]) -> None:
         self.dropped += [
-            {"round": number, "client": f.client, "stage": f.stage, "reason": f.reason}
+            {
+                "round": number,
+                **self._named(f.client),
+                "stage": f.stage,
+                "reason": f.reason,
+            }
             for f in failures
         ]
+
+    def _named(self, client: int) -> Record:
+        return {"client": client} | ({"id": self.ids[client]} if self.ids else {})
 
 
 def _group(

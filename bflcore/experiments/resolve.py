@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from bflcore.data.user import FORMS, TABLE_FLAGS, OwnData, is_own
 from bflcore.errors import OptionError, unknown
 from bflcore.experiments import compatibility
 from bflcore.models.user import load_factory
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
     from bflcore.registry.loggers import Logger
     from bflcore.weighting import Weighting
 
-__all__ = ["CALIBRATOR", "Experiment", "build_calibrators", "chosen_class", "read", "resolve"]
+__all__ = [
+    "CALIBRATOR",
+    "Experiment",
+    "build_calibrators",
+    "chosen_class",
+    "method_of",
+    "read",
+    "resolve",
+]
 
 CALIBRATOR = "calibrator"  # the table with a table of options per calibrator
 
@@ -53,7 +62,7 @@ class Experiment:
     method: str
     run: RunSettings
     data: DataSettings
-    dataset: DataSource | None  # None: a user's own file
+    dataset: DataSource
     partition: Partitioner
     inference: LocalInference
     aggregator: Aggregator
@@ -65,6 +74,19 @@ class Experiment:
     likelihood: Likelihood | None  # None: the default for the task
     label_noise: LabelNoise | None = None
     calibrators: tuple[Calibrator, ...] = ()
+    # Settings that a file or a flag gives, as opposed to defaults that the data may change.
+    asked: frozenset[str] = attrs.field(default=frozenset(), eq=False, repr=False)
+
+    def with_clients(self, count: int) -> Experiment:
+        """Return the experiment with this number of clients.
+
+        Raises `OptionError` if other settings ask for more.
+        """
+        data, run = self.data.replace(clients=count), self.run
+        if "cohort" not in self.asked and run.cohort > count - data.novel_clients:
+            run = run.replace(cohort=0)  # the method's cohort is for more clients: take all
+        _check_counts(run, data)
+        return attrs.evolve(self, data=data, run=run)
 
     def components(self) -> Iterator[Component]:
         """Yield every component that decides the results, likelihood and data included."""
@@ -80,8 +102,7 @@ class Experiment:
             data["label_noise"] = spec_text(self.label_noise)
         parts = {kind: getattr(self, kind) for kind in PARTS}
         tables = {kind: as_dict(part) for kind, part in parts.items() if part is not None}
-        if self.dataset is not None:
-            tables["dataset"] = _options(self.dataset)
+        tables["dataset"] = _options(self.dataset)
         if self.calibrators:
             tables[CALIBRATOR] = {one.name: _options(one) for one in self.calibrators}
         return {"method": self.method, **_options(self.run), "data": data, **tables}
@@ -97,6 +118,18 @@ def read(path: Path) -> Values:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not valid TOML: {error}") from None
+
+
+def method_of(file: Values, path: Path) -> str:
+    """Return the method that the content of an experiment file names.
+
+    Raises `OptionError` if it names none.
+    """
+    if not file.get("method"):
+        raise OptionError(
+            f'{path}: the key method is missing; add method = "bpfed" or another name'
+        )
+    return str(file["method"])
 
 
 def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Experiment:
@@ -116,10 +149,8 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
             raise unknown("key of the experiment file:", key, allowed)
     given = {key: value for key, value in {**file, **flags}.items() if key in top}
     run = _settings(RunSettings, recipe, given)
-    data = _settings(DataSettings, recipe, _table(file, "data") | flags.get("data", {}))
-    if "cohort" not in given and run.cohort > data.clients - data.novel_clients:
-        run = run.replace(cohort=0)  # the method's cohort is for more clients: take all
-    _check_counts(run, data)
+    of_data = _table(file, "data") | flags.get("data", {})
+    data = _settings(DataSettings, recipe, of_data)
     components: Values = {
         name.replace("-", "_"): _component(registry, recipe, kind_called(name), file, flags)
         for name in CONFIGURABLE
@@ -134,14 +165,22 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     for name, table in flags.get(CALIBRATOR, {}).items():
         tables[name] = tables.get(name, {}) | table
     calibrators = _calibrators(registry, run, data, tables)
-    return Experiment(
+    asked = frozenset({*given, *of_data})
+    found = Experiment(
         method=recipe.name,
         run=run.replace(calibrate=tuple(one.name for one in calibrators)),
         data=data,
         loggers=loggers,
         calibrators=calibrators,
+        asked=asked,
         **components,
     )
+    _check_data(found)
+    # The number of owners is known once the data are loaded.
+    known = "clients" in asked or not (
+        found.partition.by_owner or isinstance(found.dataset, OwnData)
+    )
+    return found.with_clients(data.clients) if known else found
 
 
 def _calibrators(
@@ -253,9 +292,16 @@ def _last_name(choices: list[tuple[str, Values]]) -> str:
 def _class_of(
     registry: Registry, recipe: type[Method], kind: Kind, text: str
 ) -> type[Component] | None:
-    """Return the class that a name or ``name:values`` names; None for a user's own data file."""
-    if not text or (kind.name == "dataset" and text.endswith(".npz")):
+    """Return the class that a name, ``name:values`` or a path to a user's own data names."""
+    if not text:
         return None
+    if kind.name == "dataset" and text not in registry.of("dataset"):
+        if is_own(text):
+            return OwnData
+        try:
+            registry.of("dataset")[text]
+        except OptionError as error:
+            raise OptionError(f"{error}; or your own data: {FORMS}") from None
     preset: Component | None = recipe.parts().get(kind.name)
     if preset is not None and text == preset.name:
         return type(preset)
@@ -265,6 +311,16 @@ def _class_of(
         text.partition(":")[0] if kind.setting else text
     ]
     return found
+
+
+def _check_data(experiment: Experiment) -> None:
+    """Refuse settings of a user's own data with a data set that has none of its columns."""
+    data = experiment.data
+    for flag in () if isinstance(experiment.dataset, OwnData) else (*TABLE_FLAGS, "task"):
+        if getattr(data, flag):
+            raise OptionError(
+                f"--{flag} is for your own data and has no effect on {data.data}; leave it out"
+            )
 
 
 def _check_counts(run: RunSettings, data: DataSettings) -> None:

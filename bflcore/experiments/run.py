@@ -63,7 +63,8 @@ class Run:
         self.directory, self.checkpoints, self.progress = directory, checkpoints, progress
         parts = prepared.experiment
         self.recipe = Recipe(parts.inference, parts.aggregator, parts.weighting, parts.hyper)
-        self.records = Records(parts.method)
+        ids = [client.id for client in prepared.description.clients]
+        self.records = Records(parts.method, ids)
         self._warned = False
         self.broadcast = begin(self.recipe, self.problem)
 

@@ -62,7 +62,17 @@ class DataSettings(Component):
     kind: ClassVar[str] = "settings"
     name = "data"
 
-    data: str = option("mnist5k", "data set, or path/to/data.npz")
+    data: str = option(
+        "mnist5k", "data set, or your own: a file .csv, .parquet or .npz, or a folder of tables"
+    )
+    target: str | None = option(None, "column of your table to predict")
+    client: str | None = option(None, "column of your table that names the owner of each sample")
+    task: str | None = option(
+        None,
+        "what your targets are (none = as they look; the likelihood decides, too)",
+        choices=("classification", "regression"),
+    )
+    drop: tuple[str, ...] = option((), "columns of your table to leave out")
     data_dir: str | None = option(None, "folder of the data set (none = where it is installed)")
     download: bool = option(False, "whether to download the data set if it is absent")
     input_range: str = option(
@@ -70,8 +80,14 @@ class DataSettings(Component):
         "range of the inputs: `0,1` (as loaded) or `-1,1` (images only)",
         choices=("0,1", "-1,1"),
     )
-    partition: str = option("iid", "division of the samples among clients: labels:5, ...")
-    clients: int = option(10, "number of clients", at_least=1)
+    partition: str = option(
+        "iid",
+        "division of the samples among clients: labels:5, ... (for your own data with owners: "
+        "natural, unless you choose another)",
+    )
+    clients: int = option(
+        10, "number of clients (for natural: all owners, unless you choose fewer)", at_least=1
+    )
     novel_clients: int = option(0, "number of clients held out of training", at_least=0)
     train_per_class: int | None = option(
         None, "training samples per class per client (none = all but the test samples)", at_least=1

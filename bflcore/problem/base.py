@@ -81,8 +81,8 @@ class Problem:
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples. `calibrators` are fitted to the `calibration` samples
-    after the last round.
+    set, it scales every client's samples; `indicators` ``[F]`` are the features of a table that are
+    0 or 1. `calibrators` are fitted to the `calibration` samples after the last round.
     """
 
     network: nn.Module
@@ -100,6 +100,7 @@ class Problem:
     validation: Shares | None = None
     calibration: Shares | None = None
     calibrators: tuple[Calibrator, ...] = ()
+    indicators: Tensor | None = None
 
     @classmethod
     def assemble(
@@ -134,6 +135,7 @@ class Problem:
         test = (dataset.x_test, dataset.y_test) if partition.held_out else train
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
+        schema = dataset.schema
         trained = len(ids) - novel
         return cls(
             network,
@@ -149,19 +151,20 @@ class Problem:
             standardise=dataset.standardise,
             validation=shares(*train, partition.validation) if partition.validation else None,
             calibration=shares(*train, partition.calibration) if partition.calibration else None,
+            indicators=torch.tensor(schema.indicators, device=device) if schema else None,
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
         """Return the problem with the sums ``[...]`` that the clients' answers gave."""
         if not survey:
             return self
-        scaling = Scaling.of(survey) if self.standardise else None
+        scaling = Scaling.of(survey, self.indicators) if self.standardise else None
         scaled = {name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()}
         return attrs.evolve(self, survey=survey, **scaled)
 
     def moments(self, client: int) -> dict[str, Tensor]:
         """Return what one client answers before all samples are standardised (see `Scaling`)."""
-        return moments(*self.train.of(client))
+        return moments(*self.train.of(client), self.indicators)
 
     def uncalibrated(self) -> dict[str, Tensor]:
         """Return the answer ``[...]`` of a client without calibration samples: zeros."""

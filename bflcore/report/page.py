@@ -95,7 +95,7 @@ def _sentence(run: Run) -> str:
     data = run.experiment["data"]
     model = run.experiment.get("model", {}).get("name", "")
     return (
-        f"{run.summary['method']} on {data['data']}, {data['clients']} clients "
+        f"{run.summary['method']} on {Path(data['data']).name}, {data['clients']} clients "
         f"({data['partition']}), {model}, {run.summary['rounds']} rounds, "
         f"seed {run.experiment['seed']}, {run.summary['seconds']['total']:.0f} s"
     )
@@ -123,7 +123,10 @@ def _clients(run: Run) -> dict[str, Any]:
     """Return the table of clients, the worst first, with a bar for the metric that orders them."""
     if "personal" not in run.evaluation:
         return {"columns": [], "rows": []}
-    clients = [dict(client) for client in run.evaluation["personal"]["clients"]]
+    clients = [
+        {**client, "client": client.get("id", client["client"])}
+        for client in run.evaluation["personal"]["clients"]
+    ]
     key, sign = ("accuracy", 1) if run.classifies else ("rmse", -1)
     # A metric that is undefined for a client is missing; a client without `key` comes last.
     clients.sort(key=lambda client: (key not in client, sign * client.get(key, 0)))

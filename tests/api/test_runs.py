@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 import bflcore
+from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.integrity import read_json, write_json
 from bflcore.options import options_of
 from bflcore.problem import metrics
 
-from ..interrupted import METHODS, inference_of
+from ..interrupted import METHODS, Killed, inference_of, same, stopped_at
 
 OWNERS = (7, 107, 900)
 FEATURES, CLASSES = 6, 3
@@ -189,7 +191,8 @@ def test_labels_are_checked_before_a_stranger_adapts(tmp_path):
 def test_a_client_without_test_samples_has_a_model_too(tmp_path):
     data = table()
     keep = np.r_[0:50, 50:51]  # the last owner has one sample, which it trains on
-    run, _ = trained(tmp_path, "fedbabu", data={name: a[keep] for name, a in data.items()})
+    with pytest.warns(UserWarning, match="clients without test samples, which are not .*: 900"):
+        run, _ = trained(tmp_path, "fedbabu", data={name: a[keep] for name, a in data.items()})
     assert 2 not in evaluated(run)
     own = run.client(900).module().state_dict()
     other = run.client(7).module().state_dict()
@@ -213,7 +216,10 @@ def test_progress_is_printed_if_asked_for_and_nothing_is_otherwise(tmp_path, cap
     assert capsys.readouterr() == ("", "")
     trained(tmp_path / "loud", progress=True)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition("  ")[0] for line in lines] == ["round 1", "round 2"]
+    said = [
+        "task: classification of 3 classes (y: 0, 1, 2); --task regression takes them as numbers"
+    ]
+    assert [line.partition("  ")[0] for line in lines] == [*said, "round 1", "round 2"]
     assert "personal.accuracy" in lines[-1]
 
 
@@ -375,3 +381,74 @@ def test_intervals_of_a_calibrated_regression_are_in_the_units_of_the_targets(tm
         inside = evaluated(run, "calibrated")[number]["interval_coverage80"]
         assert np.mean(covered[-len(y) :]) == pytest.approx(inside)
     assert np.mean(covered) > 0.6
+
+
+def hospitals():
+    """Return a table of three owners, one of whom has a single patient."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({
+        "age": np.where(rng.random(61) < 0.2, np.nan, rng.normal(60, 15, 61)),
+        "ward": rng.choice(["icu", "er"], 61),
+        "hospital": ["ukb"] * 40 + ["charité"] * 20 + ["lmu"],
+    })  # fmt: skip
+    frame["outcome"] = np.where(frame["age"] > 60, "severe", "mild")
+    return frame
+
+
+GIVEN = {"rounds": 2, "workers": 1, "model": "mlp", "options": {"model.hidden": (5,)}}
+
+
+@pytest.mark.filterwarnings("ignore:clients without test samples")
+def test_a_data_frame_is_trained_on_and_predicted_by_name(tmp_path):
+    frame, out = hospitals(), tmp_path / "run"
+    run = bflcore.run("fedvi", data=frame, target="outcome", client="hospital", out=out, **GIVEN)
+    assert run.clients == ["charité", "lmu", "ukb"]
+    assert "memory" in (out / "experiment.toml").read_text()
+    found = evaluated(run)
+    with np.load(out / "partition.npz") as file:
+        tests = np.split(file["test"], file["test_sizes"].cumsum()[:-1])
+    model = bflcore.load(out).client("ukb")
+    again = bflcore.load_model(model.save(tmp_path / "ukb.safetensors"))
+    number = {"mild": 0, "severe": 1}
+    rows = frame.iloc[tests[2]]
+    y = [number[name] for name in rows["outcome"]]
+    for one in (model, again):
+        for form in (rows, rows[["ward", "age"]].to_dict("records")):
+            prediction = one.predict(form)
+            assert prediction.classes == ("mild", "severe")
+            assert accuracy_and_nll(prediction, y) == (found[2]["accuracy"], found[2]["nll"])
+
+
+@pytest.mark.filterwarnings("ignore:clients without test samples")
+def test_a_run_on_data_from_python_continues_with_the_same_data(tmp_path, monkeypatch):
+    frame = hospitals()
+    given = {"data": frame, "target": "outcome", "client": "hospital", **GIVEN}
+    whole = bflcore.run("fedavg", out=tmp_path / "whole", **given)
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (RunDirectory, "append"), 1)
+        with pytest.raises(Killed):
+            bflcore.run("fedavg", out=tmp_path / "cut", **given)
+    with pytest.raises(bflcore.DataError, match="are not kept; continue with bflcore.resume"):
+        bflcore.resume(tmp_path / "cut")
+    with pytest.raises(bflcore.RunError, match="unchanged: the data or its partition changed"):
+        bflcore.resume(tmp_path / "cut", frame.assign(age=1.0 * np.arange(61)))
+    again = bflcore.resume(tmp_path / "cut", frame)
+    same(again.path, whole.path)
+    assert bflcore.resume(whole.path, frame).summary == whole.summary
+
+
+def test_every_file_of_a_run_has_ordinary_permissions(tmp_path):
+    before = os.umask(0o027)
+    try:
+        run, _ = trained(tmp_path, "fedbabu")
+        run.client(7).save(run.path / "model.safetensors")
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(run.path)): oct(path.stat().st_mode & 0o777)
+        for path in run.path.rglob("*")
+        if path.is_file()
+    }
+    assert {name for name in modes if name.startswith("checkpoint/")}
+    assert {name: mode for name, mode in modes.items() if mode != "0o640"} == {}

@@ -227,7 +227,7 @@ MISTAKES = {
     ),
     "own-file-option": (
         ("run", "fedavg", "--data", "short.npz", "-o", "dataset.owners=3"),
-        "dataset.owners: short.npz has no options",
+        "unknown option 'dataset.owners'; allowed: dataset.standardise; bfl show dataset own",
     ),
     "label-noise": (("run", "fedavg", "--label-noise", "pari:0.1"), "(did you mean pair?)"),
     "label-noise-option": (
@@ -310,7 +310,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(bfl, tmp_path, mistake)
     np.savez(tmp_path / "nan.npz", x=np.full((4, 2), np.nan), y=np.array([0, 1, 0, 1]))
     np.savez(tmp_path / "short.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0]))
     (tmp_path / "key.toml").write_text('method = "fedavg"\nround = 3\n')
-    (tmp_path / "datakey.toml").write_text('method = "fedavg"\n[data]\nclient = 3\n')
+    (tmp_path / "datakey.toml").write_text('method = "fedavg"\n[data]\nclientss = 3\n')
     (tmp_path / "nomethod.toml").write_text("rounds = 3\n")
     (tmp_path / "taken").mkdir()
     before = sorted(tmp_path.rglob("*"))

@@ -50,6 +50,15 @@ def test_costs_add_up_and_a_dropped_client_is_reported_once():
     assert records.summary()["dropped"] == [expected]
 
 
+def test_clients_have_the_ids_of_their_owners():
+    records = Records("m", ids=(900, "ukb"))
+    records.add_round(1, done(ClientError(1, "fit", "late")))
+    record = evaluated(records, 2, 5, 3)
+    named = [(entry["client"], entry["id"]) for entry in records.evaluation["personal"]["clients"]]
+    assert named == [(0, 900), (1, "ukb")]
+    assert record["dropped"][0]["id"] == "ukb"
+
+
 def test_a_client_whose_evaluation_failed_is_reported_and_left_out():
     replies = [evaluation(0, 4), ClientError(1, "evaluate", "dark")]
     record = Records("m").add_evaluation(1, 0.5, {}, replies, ())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bflcore import Component, OptionError, component, option
-from bflcore.options import as_dict, build, changed, options_of, type_name
+from bflcore.options import as_dict, build, changed, find_option, options_of, type_name
 from bflcore.options.text import parse_spec, parse_text, spec_text
 
 from .part import Part
@@ -219,3 +219,16 @@ def test_a_hidden_option_is_neither_listed_nor_stored_nor_set_and_keeps_its_defa
         build(Fewer, {"cap": 3}, "part")
     with pytest.raises(OptionError, match="unknown option of part fewer: 'cap'"):
         part.replace(cap=3)
+
+
+def test_an_option_of_a_component_without_options_is_refused_as_such():
+    class Plain(Component):
+        """Has no options."""
+
+        kind = "model"
+        name = "plain"
+
+    with pytest.raises(
+        OptionError, match=r"model.hidden: model plain has no options; leave it out"
+    ):
+        find_option(Plain, "hidden", "model")
