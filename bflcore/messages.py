@@ -182,7 +182,9 @@ class Evaluation:
 
     `personal`: the client's own model; `shared`: the server's model on the same samples, where
     it is a complete model and a different one; `curves`: the sums of the predictions that
-    `LocalInference.curves` names, axis -> value -> sums.
+    `LocalInference.curves` names, axis -> value -> sums; `ood`: the sums that tell the client's
+    test samples from foreign ones (`bflcore.problem.ood`), in the last round and where there are
+    such samples.
     """
 
     client: int
@@ -190,6 +192,7 @@ class Evaluation:
     shared: Mapping[str, Tensor] | None
     curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
     validation: bool = False
+    ood: Mapping[str, Tensor] | None = None
 
 
 @attrs.frozen(eq=False)

@@ -91,7 +91,7 @@ def _form(reply: EvaluationReply) -> str:
     if isinstance(reply, ClientError):
         return ""
     try:
-        groups = [reply.personal] if reply.shared is None else [reply.personal, reply.shared]
+        groups = [group for group in (reply.personal, reply.shared, reply.ood) if group is not None]
         groups += [sums for points in reply.curves.values() for sums in points.values()]
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from bflcore.data import Dataset, Partition, centred, divide
+from bflcore.data.foreign import automatic, foreign_samples
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.partition import validated
 from bflcore.data.user import load_npz
@@ -78,7 +79,15 @@ def prepare(experiment: Experiment) -> Prepared:
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    return assemble(experiment, dataset, partition)
+    prepared = assemble(experiment, dataset, partition)
+    foreign = _foreign(experiment, dataset)
+    if foreign is None:
+        return prepared
+    like = prepared.problem.train.x
+    problem = attrs.evolve(
+        prepared.problem, foreign=torch.as_tensor(foreign).to(like.device, like.dtype)
+    )
+    return attrs.evolve(prepared, problem=problem)
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
@@ -138,6 +147,22 @@ def _dataset(experiment: Experiment) -> Dataset:
             "or add --download to fetch it there"
         )
     return experiment.dataset.load(folder, data.download)
+
+
+def _foreign(experiment: Experiment, dataset: Dataset) -> Any:
+    """Return the samples of --ood ``[N, ...]``; None without."""
+    name, source = experiment.data.ood, experiment.ood
+    if name == "auto":
+        source = automatic(dataset)
+        name = source and source.name
+    if name is None:
+        return None
+    if source is not None and source.name == dataset.name:
+        raise OptionError(f"--ood: {name} is the data set itself; give another one, or none")
+    rng = numpy_stream(experiment.run.seed, SERVER, SERVER, "out of distribution")
+    return foreign_samples(
+        name, source, dataset, rng, centre=experiment.data.input_range == "-1,1"
+    )
 
 
 def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:

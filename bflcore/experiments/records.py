@@ -8,7 +8,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bflcore.errors import ClientError
-from bflcore.problem import metrics
+from bflcore.problem import metrics, ranking
 
 if TYPE_CHECKING:
     from bflcore.messages import Evaluation
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Record", "Records"]
 
 Record = dict[str, Any]
+Sums = Mapping[str, Any]
 
 
 class Records:
@@ -80,11 +81,11 @@ class Records:
         """
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
-        groups = _group(found, novel)
+        groups = {name: _measured(members) for name, members in _group(found, novel).items()}
         record: Record = {"round": number, "train.loss": loss}
         record |= {f"aggregator.{name}": value for name, value in report.items()}
         for group, members in groups.items():
-            summary = metrics.summarise([sums for _, sums in members])
+            summary = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
             record |= {f"{group}.{name}": value for name, value in summary.items()}
         record |= {
             "seconds": _rounded(self.seconds),
@@ -132,12 +133,14 @@ class Records:
 
 def _group(
     found: Sequence[Evaluation], novel: Collection[int]
-) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+) -> dict[str, list[tuple[int, Sums]]]:
     """Group evaluations: clients' own models, the server's model, clients held out of training.
+
+    The group ood holds the comparison with foreign samples.
 
     The groups on validation samples are called validation, validation.global, validation.novel.
     """
-    groups: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    groups: dict[str, list[tuple[int, Sums]]] = {}
     for validation in (False, True):
         own, prefix = ("validation", "validation.") if validation else ("personal", "")
         on = [e for e in found if e.validation == validation]
@@ -147,19 +150,34 @@ def _group(
             f"{prefix}global": [(e.client, e.shared) for e in trained if e.shared is not None],
             f"{prefix}novel": [(e.client, e.personal) for e in on if e.client in novel],
         }
+    groups["ood"] = [(e.client, e.ood) for e in found if e.ood is not None]
     return {name: members for name, members in groups.items() if members}
 
 
-def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
-    """Return every client's metrics, the pooled ones, and the calibration curves."""
-    total = reduce(metrics.add, (dict(sums) for _, sums in members))
+def _measured(members: Sequence[tuple[int, Sums]]) -> list[tuple[int, Sums, dict[str, float]]]:
+    """Add each client's metrics to its sums."""
+    return [(client, sums, metrics.metrics_of(sums)) for client, sums in members]
+
+
+def _detail(members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
+    """Return every client's metrics, the pooled ones, metrics by class, and curves."""
+    total = reduce(metrics.add, (dict(sums) for _, sums, _ in members))
     detail: Record = {
         "clients": [
-            {"client": client, "examples": int(sums["examples"]), **metrics.metrics_of(sums)}
-            for client, sums in members
+            {"client": client, "examples": int(sums["examples"]), **found}
+            for client, sums, found in members
         ],
         "pooled": metrics.metrics_of(total),
     }
+    if "confusion" in total:
+        detail |= {
+            "classes": metrics.class_metrics(total),
+            "confusion": total["confusion"].tolist(),
+        }
+    if "strangeness" in total:
+        own, foreign = total["strangeness"].tolist()
+        detail["scores"] = {"borders": ranking.borders(len(own)).tolist()}
+        detail["scores"] |= {"own": own, "foreign": foreign}
     if "bin_count" in total:
         detail |= {
             "reliability": metrics.reliability_diagram(total),

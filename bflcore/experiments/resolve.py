@@ -60,6 +60,7 @@ class Experiment:
     loggers: tuple[Logger, ...]
     likelihood: Likelihood | None  # None: the default for the task
     label_noise: LabelNoise | None = None
+    ood: DataSource | None = None  # None: found by the data, a file, or off
 
     def components(self) -> Iterator[Component]:
         """Yield every component that decides the results, likelihood and data included."""
@@ -121,7 +122,17 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     loggers = tuple(registry.loggers[name]() for name in run.log)
     for logger in loggers:
         logger.check()
-    return Experiment(method=recipe.name, run=run, data=data, loggers=loggers, **components)
+    ood = _ood(registry, data.ood)
+    return Experiment(
+        method=recipe.name, run=run, data=data, loggers=loggers, ood=ood, **components
+    )
+
+
+def _ood(registry: Registry, name: str | None) -> DataSource | None:
+    """Return the data set that --ood names; None where it names none."""
+    if name is None or name == "auto" or name.endswith(".npz"):
+        return None
+    return registry.datasets[name]()
 
 
 def chosen_class(

@@ -77,7 +77,9 @@ class Problem:
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples.
+    set, it scales every client's samples. `foreign` ``[N, ...]`` are samples unlike those of any
+    client, as the network would get them without scaling: no client trains on them, and in the last
+    round each says how well its model tells them from its test samples.
     """
 
     network: nn.Module
@@ -93,6 +95,7 @@ class Problem:
     standardise: bool = False
     survey: Mapping[str, Tensor] = attrs.field(factory=dict)
     validation: Shares | None = None
+    foreign: Tensor | None = None
 
     @classmethod
     def assemble(

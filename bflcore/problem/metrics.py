@@ -211,14 +211,17 @@ def _regression(sums: Sums, n: float) -> dict[str, float]:
     return result
 
 
-def summarise(per_client: Sequence[Sums]) -> dict[str, dict[str, float]]:
+def summarise(
+    per_client: Sequence[Sums], each: Sequence[Mapping[str, float]] = ()
+) -> dict[str, dict[str, float]]:
     """Return each metric's mean and standard deviation over clients, and its pooled value.
 
     The mean is over the clients for which the metric is defined; without any, it is left out.
+    `each` are the clients' metrics, where they are known already.
     """
     if not per_client:
         return {}
-    each = [metrics_of(sums) for sums in per_client]
+    each = each or [metrics_of(sums) for sums in per_client]
     summary = {}
     for name, pooled in metrics_of(reduce(add, per_client)).items():
         values = [metrics[name] for metrics in each if name in metrics]

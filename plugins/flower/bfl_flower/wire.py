@@ -188,7 +188,8 @@ class Task:
             curves.setdefault(str(axis), {})[float(value)] = within(tensors, f"curve.{i}.")
         shared = within(tensors, "shared.") if fields["shared"] else None
         personal, validation = within(tensors, "personal."), bool(fields["validation"])
-        return Evaluation(self.client, personal, shared, curves, validation)
+        ood = within(tensors, "ood.") or None
+        return Evaluation(self.client, personal, shared, curves, validation, ood)
 
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:
@@ -208,7 +209,7 @@ def _form(found: Evaluation) -> dict[str, Any]:
 
 def _of_sums(prefix: str, found: Evaluation) -> dict[str, Tensor]:
     points = [sums for points in found.curves.values() for sums in points.values()]
-    groups = {"personal": found.personal, "shared": found.shared or {}}
+    groups = {"personal": found.personal, "shared": found.shared or {}, "ood": found.ood or {}}
     groups |= {f"curve.{i}": sums for i, sums in enumerate(points)}
     return {
         f"{prefix}{group}.{name}": tensor
