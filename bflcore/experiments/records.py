@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bflcore.messages import Evaluation
     from bflcore.rounds import Round, Survey
 
-__all__ = ["Record", "Records"]
+__all__ = ["Record", "Records", "summary_of"]
 
 Record = dict[str, Any]
 Sums = Mapping[str, Any]
@@ -104,31 +104,42 @@ class Records:
 
     def summary(self) -> Record:
         """Return ``summary.json``."""
-        validation = any(key.startswith("validation.") for key in self.records[-1])
-        samples, models = ("validation", "validation") if validation else ("test", "personal")
-        classifies = f"{models}.accuracy" in self.records[-1]
-        key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
-        best = max(self.records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
-        total = time.perf_counter() - self._started
-        return {
-            "method": self.method,
-            "rounds": self.records[-1]["round"],
-            "final": _metrics_of(self.records[-1]),
-            "best": {
-                **_metrics_of(best),
-                "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
-            },
-            "seconds": _rounded({"total": total} | self.seconds),
-            "bytes": self.bytes,
-            "dropped": [entry for record in self.records for entry in record["dropped"]]
-            + self.dropped,
-        }
+        seconds = {"total": time.perf_counter() - self._started} | self.seconds
+        dropped = [entry for record in self.records for entry in record["dropped"]] + self.dropped
+        return summary_of(self.method, self.records, seconds, self.bytes, dropped)
 
     def _drop(self, number: int, failures: Iterable[ClientError]) -> None:
         self.dropped += [
             {"round": number, "client": f.client, "stage": f.stage, "reason": f.reason}
             for f in failures
         ]
+
+
+def summary_of(
+    method: str,
+    records: Sequence[Record],
+    seconds: Mapping[str, float],
+    bytes: Mapping[str, int],
+    dropped: Sequence[Record],
+) -> Record:
+    """Return ``summary.json`` for the evaluated rounds `records`, the last of which is final."""
+    validation = any(key.startswith("validation.") for key in records[-1])
+    samples, models = ("validation", "validation") if validation else ("test", "personal")
+    classifies = f"{models}.accuracy" in records[-1]
+    key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
+    best = max(records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
+    return {
+        "method": method,
+        "rounds": records[-1]["round"],
+        "final": _metrics_of(records[-1]),
+        "best": {
+            **_metrics_of(best),
+            "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
+        },
+        "seconds": _rounded(seconds),
+        "bytes": dict(bytes),
+        "dropped": list(dropped),
+    }
 
 
 def _group(
