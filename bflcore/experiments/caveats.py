@@ -28,6 +28,12 @@ def caveats(prepared: Prepared) -> list[str]:
             f"aggregator {rule.name} 0 means certain: one such client overrules all that inferred "
             "the parameter; --aggregator average counts every client"
         )
+    known = prepared.description.clients
+    if any(one.train for one in known) and not any(one.test for one in known):
+        found.append(
+            "no client has a test sample, so that nothing can be evaluated; leave samples for "
+            "testing (--test-fraction, --test-per-class, fewer --train-per-class)"
+        )
     together = min(parts.run.cohort or len(problem.clients), parts.engine.clients_per_step(problem))
     if together > 1 and (why := networks.unbatchable(problem.network, problem.train.x[:2])):
         found.append(

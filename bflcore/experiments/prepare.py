@@ -43,6 +43,7 @@ class Prepared:
     partition: Partition
     problem: Problem
     description: Description
+    foreign: str = ""  # what --ood stands for
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -80,14 +81,13 @@ def prepare(experiment: Experiment) -> Prepared:
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
     prepared = assemble(experiment, dataset, partition)
-    foreign = _foreign(experiment, dataset)
+    name, foreign = _foreign(experiment, dataset)
     if foreign is None:
         return prepared
     like = prepared.problem.train.x
-    problem = attrs.evolve(
-        prepared.problem, foreign=torch.as_tensor(foreign).to(like.device, like.dtype)
-    )
-    return attrs.evolve(prepared, problem=problem)
+    samples = torch.as_tensor(foreign).to(like.device, like.dtype)
+    problem = attrs.evolve(prepared.problem, foreign=samples)
+    return attrs.evolve(prepared, problem=problem, foreign=name)
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
@@ -149,20 +149,19 @@ def _dataset(experiment: Experiment) -> Dataset:
     return experiment.dataset.load(folder, data.download)
 
 
-def _foreign(experiment: Experiment, dataset: Dataset) -> Any:
-    """Return the samples of --ood ``[N, ...]``; None without."""
+def _foreign(experiment: Experiment, dataset: Dataset) -> tuple[str, Any]:
+    """Return what --ood stands for, and its samples ``[N, ...]``; None without."""
     name, source = experiment.data.ood, experiment.ood
     if name == "auto":
         source = automatic(dataset)
         name = source and source.name
     if name is None:
-        return None
+        return "", None
     if source is not None and source.name == dataset.name:
         raise OptionError(f"--ood: {name} is the data set itself; give another one, or none")
     rng = numpy_stream(experiment.run.seed, SERVER, SERVER, "out of distribution")
-    return foreign_samples(
-        name, source, dataset, rng, centre=experiment.data.input_range == "-1,1"
-    )
+    centre = experiment.data.input_range == "-1,1"
+    return name, foreign_samples(name, source, dataset, rng, centre=centre)
 
 
 def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:

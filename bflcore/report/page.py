@@ -22,6 +22,7 @@ else:
 __all__ = ["render_page", "write_report"]
 
 BAR = 90  # pixels of the longest bar in the table of clients
+UPRIGHT = 6  # runs in a table with a column per run
 LONGEST = 200  # rows of a table of clients: the page stays below 2 MB
 EXPLAINED = {
     "ECE": "expected calibration error: how far confidence is from accuracy, averaged over bins of "
@@ -89,9 +90,9 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         runs=[_details(run) for run in runs],
         legend=[{"label": run.label, "colour": plots.colour_of(runs, run)} for run in runs],
         meaning=MEANING,
-        final=_table([row_of(run) for run in runs]),
-        pooled=_table([row_of(run, "pooled") for run in runs]),
-        best=_table([_best(run) for run in evaluated]),
+        final=_upright([row_of(run) for run in runs]),
+        pooled=_upright([row_of(run, "pooled") for run in runs]),
+        best=_upright([_best(run) for run in evaluated]),
         chosen=dict.fromkeys(_chosen(run) for run in evaluated),
         learning_curves=plots.learning_curves(runs) if evaluated else "",
         reliability=plots.reliability(runs) if classified else "",
@@ -146,7 +147,7 @@ def _sentence(run: Run) -> str:
 def _best(run: Run) -> dict[str, Any]:
     best = run.summary["best"]
     values = {
-        key.removeprefix("personal."): f"{value['mean']:.4f}"
+        key.removeprefix("personal.").replace("_", " "): value["mean"]
         for key, value in best.items()
         if key.startswith("personal.")
     }
@@ -209,6 +210,14 @@ def _clients(run: Run) -> dict[str, Any]:
 
 def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a table with a column per run, unless there are many."""
+    columns, cells = grid(rows)
+    if len(rows) <= UPRIGHT:
+        columns, *cells = zip(columns, *cells, strict=True)
+    return {"columns": columns, "rows": cells}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class Run:
     def untested(self) -> list[str]:
         """The names of the clients without test samples."""
         clients = self.description.get("clients", [])
+        if not any(one["train"] or one["test"] for one in clients):
+            return []  # they were counted nowhere: each is on its owner's machine
         return [self.client(i) for i, one in enumerate(clients) if not one["test"]]
 
     @property

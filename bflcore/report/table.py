@@ -20,7 +20,7 @@ __all__ = ["MEANING", "final_rows", "grid", "paired", "print_table", "row_of"]
 
 WIDE = 10_000  # characters, more than any line has
 MEANING = {
-    "mean": "Means over clients, each on its own test samples; std and worst are over clients, too.",
+    "mean": "Means, deviations (std) and the worst are over clients, each on its own test samples.",
     "pooled": "Pooled: all clients' test samples counted alike.",
 }
 CLASSIFICATION = {
@@ -65,11 +65,12 @@ def row_of(run: Run, statistic: str = "mean") -> dict[str, Any]:
         rounds = f"{rounds} of {run.experiment['rounds']}"
     row: dict[str, Any] = {"run": run.label, "method": summary["method"], "rounds": rounds}
     row[main] = values.pop(main)
-    if statistic == "mean":
-        row["std over clients"] = summary["final"].get(columns[main], {}).get("std")
-        worst = run.worst
-        row["worst"] = worst and worst[columns[main].removeprefix("personal.")]
-        row["worst client"] = worst and run.client(worst["client"])
+    if statistic != "mean":
+        return row | values
+    row["std over clients"] = summary["final"].get(columns[main], {}).get("std")
+    worst = run.worst
+    row["worst"] = worst and worst[columns[main].removeprefix("personal.")]
+    row["worst client"] = worst and run.client(worst["client"])
     return row | {
         **values,
         "seconds": summary["seconds"]["total"],
@@ -79,19 +80,13 @@ def row_of(run: Run, statistic: str = "mean") -> dict[str, Any]:
 
 
 def final_rows(run: Run) -> list[dict[str, Any]]:
-    """Return a row for each of a run's final metrics: mean, std and worst over clients, pooled."""
-    columns, rows = CLASSIFICATION if run.classifies else REGRESSION, []
-    for name, key in columns.items():
-        found = run.summary["final"].get(key)
-        if found is None:
-            continue
-        row = {"metric": name} | {kind: found[kind] for kind in ("mean", "std")}
-        worst = run.worst
-        if worst and not rows:
-            value = worst[key.removeprefix("personal.")]
-            row["worst client"] = f"{value:.4f} ({run.client(worst['client'])})"
-        rows.append(row | {"pooled": found["pooled"]})
-    return rows
+    """Return a row for each of a run's final metrics: mean and std over clients, and pooled."""
+    columns, final = CLASSIFICATION if run.classifies else REGRESSION, run.summary["final"]
+    return [
+        {"metric": name} | {kind: final[key][kind] for kind in ("mean", "std", "pooled")}
+        for name, key in columns.items()
+        if key in final
+    ]
 
 
 def paired(run: Run, other: Run) -> dict[str, Any]:
@@ -138,8 +133,9 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     if not console.is_terminal:
         console.width = WIDE
     table = _table(columns, cells)
-    if console.measure(table).maximum > console.width and len(rows) < len(columns):
-        first, *others = ([name, *row] for name, row in zip(columns, zip(*cells, strict=True), strict=True))
+    unbounded = console.options.update(max_width=WIDE)
+    if console.measure(table, options=unbounded).maximum > console.width:
+        first, *others = zip(columns, *cells, strict=True)
         table = _table(first, others)
     console.print(table)
 
@@ -166,4 +162,4 @@ def _format(name: str, value: Any) -> str:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    return f"{value:.1f}" if name in ONE_DECIMAL else f"{value:.4f}"
+    return f"{value:.1f}" if name in ONE_DECIMAL else f"{round(value, 4) + 0.0:.4f}"  # not -0
