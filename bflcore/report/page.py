@@ -215,7 +215,7 @@ def _number(value: Any) -> str:
 def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a table with a column per run, unless there are many."""
     columns, cells = grid(rows)
-    if len(rows) <= UPRIGHT:
+    if 0 < len(rows) <= UPRIGHT:
         columns, *cells = zip(columns, *cells, strict=True)
     return {"columns": columns, "rows": cells}
 

@@ -129,17 +129,22 @@ def confusion(run: Run) -> str:
     counts = run.evaluation["personal"]["confusion"]
     shares = [[n / max(1, sum(row)) for n in row] for row in counts]
     with mpl.rc_context(STYLE):
-        size = max(2.9, 0.3 * len(counts))
-        figure, (axis,) = _figure(1, width=size + 1.2, height=size)
+        size = max(2.9, 0.36 * len(counts))
+        figure, (axis,) = _figure(1, width=size, height=size)
         axis.grid(visible=False)
-        shown = axis.pcolormesh(shares, cmap="cividis", vmin=0, vmax=1)
-        figure.colorbar(shown, ax=axis)
+        axis.pcolormesh(shares, cmap="cividis", vmin=0, vmax=1)
+        for row, found in enumerate(shares):
+            for column, share in enumerate(found):
+                if share >= 0.005:  # shown as 1 % or more
+                    ink = "black" if share > 0.5 else "white"
+                    place, text = (column + 0.5, row + 0.5), f"{100 * share:.0f}"
+                    axis.text(*place, text, ha="center", va="center", color=ink, fontsize=7)
         places = [i + 0.5 for i in range(len(counts))]
         labels = [str(label) for label in range(len(counts))]
         axis.set_xticks(places, labels)
         axis.set_yticks(places, labels)
         axis.invert_yaxis()
-        axis.set(xlabel="predicted class", ylabel="class", aspect="equal")
+        axis.set(xlabel="predicted class", ylabel="class", aspect="equal", title="per cent")
         return _svg(figure)
 
 

@@ -119,7 +119,7 @@ def test_a_table_too_wide_for_the_terminal_is_turned(capsys, monkeypatch):
     rows = [{"run": f"r{i}", "method": "fedavg"} | {f"metric {j}": 0.5 for j in range(9)} for i in (0, 1)]
     monkeypatch.setattr(table.Console, "is_terminal", True)
     for width, first in ((80, ["run", "r0", "r1"]), (200, ["run", "method", "metric"])):
-        monkeypatch.setattr(table.Console, "width", width)
+        monkeypatch.setenv("COLUMNS", str(width))
         print_table(rows)
         out = re.sub("\x1b.*?m", "", capsys.readouterr().out)
         assert out.split()[:3] == first
