@@ -23,7 +23,6 @@ __all__ = ["print_final", "print_header", "show_progress"]
 SHOWN = ("accuracy", "ece", "rmse")  # while running; means over clients
 SHORT = {"accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE", "nll": "NLL"}  # two fit on a bar
 WIDTHS = {"metrics": 27, "time": 7, "bar": 5}  # columns of a terminal that a bar needs at least
-ROOMY = 110  # columns in which a bar shows all metrics
 
 
 def print_header(prepared: Prepared, path: Path) -> None:
@@ -102,7 +101,7 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
         def progress(number: int, loss: float, record: Record | None) -> None:
             nonlocal latest
             if record is not None:
-                latest = _metrics(record) if console.width >= ROOMY else _two(record)
+                latest = _two(record)
                 for failure in record["dropped"]:
                     bar.console.print(_drop(failure), style="yellow")
             bar.update(task, completed=number, metrics=latest)
