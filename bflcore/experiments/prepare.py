@@ -154,8 +154,8 @@ def _foreign(experiment: Experiment, dataset: Dataset) -> tuple[str, Any]:
     name, source = experiment.data.ood, experiment.ood
     if name == "auto":
         source = automatic(dataset)
-        name = source and source.name
-    if name is None:
+        name = source.name if source else "none"
+    if name == "none":
         return "", None
     if source is not None and source.name == dataset.name:
         raise OptionError(f"--ood: {name} is the data set itself; give another one, or none")

@@ -128,9 +128,9 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     )
 
 
-def _ood(registry: Registry, name: str | None) -> DataSource | None:
+def _ood(registry: Registry, name: str) -> DataSource | None:
     """Return the data set that --ood names; None where it names none."""
-    if name is None or name == "auto" or name.endswith(".npz"):
+    if name in {"auto", "none"} or name.endswith(".npz"):
         return None
     return registry.datasets[name]()
 

@@ -81,7 +81,7 @@ class DataSettings(Component):
         at_least=0,
         below=1,
     )
-    ood: str | None = option(
+    ood: str = option(
         "auto",
         "samples unlike the data that clients should tell from their own: a data set, or an .npz "
         "file with x (auto = Fashion-MNIST for digits and digits for Fashion-MNIST, where "
