@@ -193,7 +193,8 @@ class Evaluation:
     `personal`: the client's own model; `shared`: the server's model on the same samples, where
     it is a complete model and a different one; `curves`: the sums of the predictions that
     `LocalInference.curves` names, axis -> value -> sums; `calibrated`: the client's own model
-    once it is calibrated, empty before.
+    once it is calibrated, empty before; `ood`: the sums that tell the client's test samples from
+    foreign ones (`bflcore.problem.ood`), in the last round and where there are such samples.
     """
 
     client: int
@@ -202,6 +203,7 @@ class Evaluation:
     curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
     validation: bool = False
     calibrated: Mapping[str, Tensor] = attrs.field(factory=dict)
+    ood: Mapping[str, Tensor] | None = None
 
 
 @attrs.frozen(eq=False)

@@ -36,6 +36,10 @@ class Engine(Component, abc.ABC):
         """Return how many clients one training step trains at most (default: 1)."""
         return 1
 
+    def workplace(self, problem: Problem) -> str:
+        """Say in a few words where the clients run (default: the engine's name)."""
+        return f"engine {self.name}"
+
     @abc.abstractmethod
     def open(
         self, problem: Problem, inference: LocalInference, bins: int

@@ -15,6 +15,7 @@ from bflcore.inference.base import Explorable
 from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.problem import metrics
 from bflcore.problem.calibration import base as calibration
+from bflcore.problem.ood import ood_sums, ood_unit_scores
 
 if TYPE_CHECKING:
     from bflcore.engines.base import (
@@ -166,7 +167,8 @@ class ClientWorker:
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
         problem, cohort = self._personalised(broadcast, client, memory)
-        found = [self._evaluate_on(problem, problem.test, broadcast, cohort)]
+        tested = self._evaluate_on(problem, problem.test, broadcast, cohort)
+        found = [tested and attrs.evolve(tested, ood=self._ood(problem, broadcast, cohort))]
         if problem.validation:
             held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
             found.append(held and attrs.evolve(held, validation=True))
@@ -249,6 +251,24 @@ class ClientWorker:
         return reduce(metrics.add, blocks) if blocks else {}
 
     @torch.no_grad()
+    def _ood(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums | None:
+        """Compare the scores of test samples with those of foreign ones, in the last round only."""
+        if problem.foreign is None or broadcast.round != problem.rounds:
+            return None
+        scaling = problem.train.scaling
+        foreign = scaling.features(problem.foreign) if scaling else problem.foreign
+        own, others = (
+            torch.cat(
+                [
+                    ood_unit_scores(self.inference.predict(problem, broadcast, cohort, x[None]))[0]
+                    for x in blocks
+                ]
+            )
+            for blocks in ((x for x, _ in _blocks(problem.test, cohort)), foreign.split(BLOCK))
+        )
+        return ood_sums(own, others)
+
+    @torch.no_grad()
     def _curves(
         self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
     ) -> dict[str, dict[float, Sums]]:
@@ -260,7 +280,7 @@ class ClientWorker:
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
                 for value, predictive in predictions.items():
-                    one = _measure(predictive, y, self.bins)
+                    one = _measure(predictive, y, self.bins, by_class=False)
                     sums[value] = metrics.add(sums[value], one) if value in sums else one
         return total
 
@@ -279,11 +299,11 @@ def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(blocks, y.split(BLOCK), strict=True)
 
 
-def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
+def _measure(predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = True) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
         closed = None if predictive.closed_form is None else predictive.closed_form[0]
-        return metrics.classification_sums(draws, y, bins, closed)
+        return metrics.classification_sums(draws, y, bins, closed, by_class=by_class)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
     return metrics.regression_sums(draws.mean(0), variance, y)

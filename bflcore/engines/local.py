@@ -60,6 +60,16 @@ class Local(Engine):
         """Return the chunk size; by default one on a CPU, and all clients on a GPU."""
         return self.chunk or (1 if problem.device.type == "cpu" else max(1, len(problem.clients)))
 
+    def processes(self, problem: Problem) -> int:
+        """Return the number of worker processes."""
+        default = _cores() if problem.device.type == "cpu" else 1
+        return min(self.workers or default, max(1, len(problem.clients)))
+
+    def workplace(self, problem: Problem) -> str:
+        """Say how many processes there are."""
+        count = self.processes(problem)
+        return f"{count} worker{'s' if count > 1 else ''}"
+
     @contextmanager
     def open(
         self, problem: Problem, inference: LocalInference, bins: int
@@ -69,9 +79,7 @@ class Local(Engine):
         from bflcore.engines.memories import Memories
         from bflcore.engines.pool import open_pool, single_threaded
 
-        tasks = max(1, len(problem.clients))
-        count = min(self.workers or (_cores() if problem.device.type == "cpu" else 1), tasks)
-        chunk = self.clients_per_step(problem)
+        count, chunk = self.processes(problem), self.clients_per_step(problem)
         worker = ClientWorker(problem, inference, bins)
         # One thread per process, this one too: results must not depend on the number of workers,
         # and a server whose threads wait for the workers' cores spins instead of working.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bflcore.errors import ClientError, RoundError
 from bflcore.lazy import lazy
+from bflcore.problem.ranking import FINEST
 
 if TYPE_CHECKING:
     import torch
@@ -133,6 +134,10 @@ def _form(reply: EvaluationReply) -> str:
         groups += [sums for points in reply.curves.values() for sums in points.values()]
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""
+        if reply.ood is not None:  # not every evaluation has it: it is no part of the form
+            found = {name: list(tensor.shape) for name, tensor in reply.ood.items()}
+            if found != {"examples": [], "strangeness": [2, FINEST]}:
+                return ""
         axes = [(axis, list(points)) for axis, points in reply.curves.items()]
         sums = [[(n, list(t.shape), t.dtype) for n, t in sorted(group.items())] for group in groups]
     except Exception:  # noqa: BLE001 - a client may send anything

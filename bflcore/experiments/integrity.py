@@ -91,13 +91,16 @@ def parse_line(line: str, before: str) -> tuple[dict[str, Any], str]:
     return _checked(value, before), value[KEY]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the values of a file of lines.
+def read_lines(path: Path, *, growing: bool = False) -> list[dict[str, Any]]:
+    """Return the values of a file of lines; in a `growing` one, the last may be incomplete.
 
     Raises `FileNotFoundError` if there is no file, and `RunError` naming a damaged line.
     """
     found, digest = [], ""
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+    lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
+    if growing and lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    for number, line in enumerate(lines, 1):
         try:
             value, digest = parse_line(line, digest)
         except (ValueError, RecursionError) as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from bflcore.data import Dataset, Partition, centred, divide
 from bflcore.data.base import encoded
+from bflcore.data.foreign import automatic, foreign_samples
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.partition import Natural, hold_back
 from bflcore.data.user import MEMORY, OwnData
@@ -49,6 +50,7 @@ class Prepared:
     problem: Problem
     description: Description
     notes: tuple[str, ...] = ()
+    foreign: str = ""  # what --ood stands for
 
 
 def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prepared:
@@ -92,7 +94,14 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    return attrs.evolve(assemble(experiment, dataset, partition), notes=dataset.notes + notes)
+    prepared = attrs.evolve(assemble(experiment, dataset, partition), notes=dataset.notes + notes)
+    name, foreign = _foreign(experiment, dataset)
+    if foreign is None:
+        return prepared
+    like = prepared.problem.train.x
+    samples = torch.as_tensor(foreign).to(like.device, like.dtype)
+    problem = attrs.evolve(prepared.problem, foreign=samples)
+    return attrs.evolve(prepared, problem=problem, foreign=name)
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
@@ -208,6 +217,21 @@ def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, 
         more = ", ..." if data.clients > 10 else ""
         notes.append(f"--clients: {data.clients} of {len(owners)} owners are used: {named}{more}")
     return experiment, tuple(notes)
+
+
+def _foreign(experiment: Experiment, dataset: Dataset) -> tuple[str, Any]:
+    """Return what --ood stands for, and its samples ``[N, ...]``; None without."""
+    name, source = experiment.data.ood, experiment.ood
+    if name == "auto":
+        source = automatic(dataset)
+        name = source.name if source else "none"
+    if name == "none":
+        return "", None
+    if source is not None and source.name == dataset.name:
+        raise OptionError(f"--ood: {name} is the data set itself; give another one, or none")
+    rng = numpy_stream(experiment.run.seed, SERVER, SERVER, "out of distribution")
+    centre = experiment.data.input_range == "-1,1"
+    return name, foreign_samples(name, source, dataset, rng, centre=centre)
 
 
 def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:

@@ -74,6 +74,7 @@ class Experiment:
     likelihood: Likelihood | None  # None: the default for the task
     label_noise: LabelNoise | None = None
     calibrators: tuple[Calibrator, ...] = ()
+    ood: DataSource | None = None  # None: found by the data, a file, or off
     # Settings that a file or a flag gives, as opposed to defaults that the data may change.
     asked: frozenset[str] = attrs.field(default=frozenset(), eq=False, repr=False)
 
@@ -172,6 +173,7 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
         data=data,
         loggers=loggers,
         calibrators=calibrators,
+        ood=_ood(registry, data.ood),
         asked=asked,
         **components,
     )
@@ -214,6 +216,13 @@ def build_calibrators(
         build(registry.calibrators[name], tables.get(name, {}), f"{CALIBRATOR}.{name}")
         for name in names
     )
+
+
+def _ood(registry: Registry, name: str) -> DataSource | None:
+    """Return the data set that --ood names; None where it names none."""
+    if name in {"auto", "none"} or name.endswith(".npz"):
+        return None
+    return registry.datasets[name]()
 
 
 def chosen_class(

@@ -113,6 +113,12 @@ class DataSettings(Component):
         at_least=0,
         below=1,
     )
+    ood: str = option(
+        "auto",
+        "samples unlike the data that clients should tell from their own: a data set, or an .npz "
+        "file with x (auto = Fashion-MNIST for digits and digits for Fashion-MNIST, where "
+        "installed; none = off)",
+    )
     label_noise: str | None = option(
         None, "noise on the training labels after the split: pair:0.1, ... (none = off)"
     )

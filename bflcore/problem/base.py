@@ -82,7 +82,10 @@ class Problem:
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
     set, it scales every client's samples; `indicators` ``[F]`` are the features of a table that are
-    0 or 1. `calibrators` are fitted to the `calibration` samples after the last round.
+    0 or 1. `calibrators` are fitted to the `calibration` samples after the last round. `foreign`
+    ``[N, ...]`` are samples unlike those of any client, as the network would get them without
+    scaling: no client trains on them, and in the last round each says how well its model tells them
+    from its test samples.
     """
 
     network: nn.Module
@@ -101,6 +104,7 @@ class Problem:
     calibration: Shares | None = None
     calibrators: tuple[Calibrator, ...] = ()
     indicators: Tensor | None = None
+    foreign: Tensor | None = None
 
     @classmethod
     def assemble(

@@ -5,6 +5,7 @@ import re
 import attrs
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from bflcore import (
     Average,
@@ -228,3 +229,27 @@ def test_once_there_is_a_total_predictions_are_evaluated_as_calibrated(scope):
         found = metrics.metrics_of(evaluation.calibrated)
         assert found["set_size90"] == float(inside.sum()) / len(y)
         assert found["accuracy"] == metrics.metrics_of(evaluation.personal)["accuracy"]
+
+
+def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else():
+    of, inference = attrs.evolve(problem(), rounds=2), Map(local_epochs=1)
+    foreign = attrs.evolve(of, foreign=of.test.x[:3] + 50)
+    replies = {}
+    for name, each in (("without", of), ("with", foreign)):
+        broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), each)
+        with Local(workers=1).open(each, inference, 10) as session:
+            for round in (1, 2):
+                now = attrs.evolve(broadcast, round=round)
+                replies[name, round] = list(session.evaluate(now, each.clients))
+    assert all(e.ood is None for e in (*replies["with", 1], *replies["without", 2]))
+    for plain, compared in zip(replies["without", 2], replies["with", 2], strict=True):
+        assert not difference(dict(compared.personal), dict(plain.personal))
+        own, others = compared.ood["strangeness"].sum(1).tolist()
+        assert (own, others) == (int(plain.personal["examples"]), 3)
+        x = torch.cat([foreign.test.of(plain.client)[0], foreign.foreign])[None]
+        members = foreign.cohort([plain.client], {}, 2)
+        broadcast = attrs.evolve(broadcast, round=2)
+        p = inference.predict(foreign, broadcast, members, x).mean[0].double()
+        entropy = -(p * p.log()).sum(1)
+        exact = roc_auc_score([0] * own + [1] * others, entropy)
+        assert metrics.metrics_of(compared.ood)["auroc"] == pytest.approx(exact, abs=0.1)

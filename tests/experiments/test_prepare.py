@@ -347,3 +347,30 @@ def test_a_category_of_clients_that_do_not_train_is_unseen(tmp_path):
     frame.to_csv(tmp_path / "a.csv", index=False)
     found = of_own(tmp_path / "a.csv", data=TABLE | {"novel_clients": 1})
     assert found.description.schema.features[3:] == ("ward=er", "ward=gp", "ward=icu")
+
+
+def beside(data, ood, **more):
+    """Return a prepared run on `data` with samples unlike them."""
+    flags = {"data": data, "ood": ood, "clients": 2, **more}
+    return prepare(resolve(load_registry(), "fedavg", {}, {"data": flags}))
+
+
+def test_foreign_samples_are_scaled_as_the_data_and_belong_to_no_client(tmp_path):
+    images, y = np.full((40, 1, 28, 28), 51, np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "own.npz", x=images, y=y)
+    np.savez(tmp_path / "other.npz", x=np.full((3, 1, 28, 28), 102, np.uint8))
+    own, other = str(tmp_path / "own.npz"), str(tmp_path / "other.npz")
+    found = beside(own, other, input_range="-1,1")
+    assert found.foreign == other
+    assert found.problem.foreign.unique().tolist() == [pytest.approx(2 * 0.4 - 1)]
+    without = beside(own, "none", input_range="-1,1")
+    assert (without.foreign, without.problem.foreign) == ("", None)
+    for one, same in zip(found.problem.samples, without.problem.samples, strict=True):
+        assert torch.equal(one.x, same.x)
+
+
+def test_foreign_samples_that_are_the_data_themselves_or_unknown_are_refused():
+    with pytest.raises(OptionError, match="--ood: digits is the data set itself"):
+        beside("digits", "digits")
+    with pytest.raises(OptionError, match="nonsense"):
+        beside("digits", "nonsense")

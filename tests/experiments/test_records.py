@@ -10,6 +10,7 @@ from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.problem import metrics
+from bflcore.problem.ood import ood_sums
 from bflcore.rounds import Round
 
 
@@ -105,7 +106,7 @@ def validated(records, number, hits, held):
 def test_validation_samples_have_metrics_of_their_own():
     records = Records("m")
     record = validated(records, 1, (10, 5, 1), (4, 2, 5))
-    pooled = {key: value["pooled"] for key, value in record.items() if key.endswith("accuracy")}
+    pooled = {key: value["pooled"] for key, value in record.items() if key.endswith(".accuracy")}
     assert pooled == pytest.approx(
         {
             "personal.accuracy": 0.75,
@@ -155,3 +156,26 @@ def test_calibrated_models_have_metrics_of_their_own():
     assert record["calibrated.accuracy"]["mean"] == pytest.approx(0.7)
     assert record["novel.calibrated.accuracy"]["mean"] == pytest.approx(0.1)
     assert [c["client"] for c in records.evaluation["calibrated"]["clients"]] == [0, 1]
+
+
+def test_foreign_samples_have_metrics_of_their_own_and_both_histograms_are_kept():
+    records = Records("m")
+    sums = [ood_sums(torch.tensor([0.1, low]), torch.tensor([0.8, 0.9])) for low in (0.2, 0.85)]
+    replies = [evaluation(client, 5, ood=one) for client, one in enumerate(sums)]
+    record = records.add_evaluation(1, 0.5, {}, replies, ())
+    assert record["ood.auroc"] == pytest.approx({"mean": 0.875, "std": 0.125, "pooled": 0.875})
+    assert record["ood.fpr95"]["mean"] == pytest.approx(0.25)
+    kept = records.evaluation["ood"]
+    assert [entry["auroc"] for entry in kept["clients"]] == pytest.approx([1, 0.75])
+    scores = kept["scores"]
+    assert (sum(scores["own"]), sum(scores["foreign"])) == (4, 4)
+    assert len(scores["own"]) == len(scores["borders"]) + 1
+
+
+def test_the_classes_of_all_clients_are_kept_together():
+    records = Records("m")
+    evaluated(records, 1, 10, 5)
+    kept = records.evaluation["personal"]
+    assert kept["confusion"] == [[15, 5], [0, 0]]
+    assert kept["classes"][0]["recall"] == 0.75
+    assert "recall" not in kept["classes"][1]

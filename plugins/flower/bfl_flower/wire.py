@@ -199,7 +199,8 @@ class Task:
         shared = within(tensors, "shared.") if fields["shared"] else None
         personal, validation = within(tensors, "personal."), bool(fields["validation"])
         calibrated = within(tensors, "calibrated.")
-        return Evaluation(self.client, personal, shared, curves, validation, calibrated)
+        ood = within(tensors, "ood.") or None
+        return Evaluation(self.client, personal, shared, curves, validation, calibrated, ood)
 
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:
@@ -219,7 +220,7 @@ def _form(found: Evaluation) -> dict[str, Any]:
 
 def _of_sums(prefix: str, found: Evaluation) -> dict[str, Tensor]:
     points = [sums for points in found.curves.values() for sums in points.values()]
-    groups = {"personal": found.personal, "shared": found.shared or {}}
+    groups = {"personal": found.personal, "shared": found.shared or {}, "ood": found.ood or {}}
     groups["calibrated"] = found.calibrated
     groups |= {f"curve.{i}": sums for i, sums in enumerate(points)}
     return {
