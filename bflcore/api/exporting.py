@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from bflcore.experiments.description import Description
     from bflcore.problem.likelihoods import Predictive
 
-__all__ = ["FORMATS", "Program", "program_of", "write_program"]
+__all__ = ["Program", "program_of", "write_program"]
 
-FORMATS = (".pt2", ".onnx")
 PROBE = 3  # samples on which a program is compared with the model, and traced
 
 

@@ -142,7 +142,8 @@ class ClientModel:
 
     def _inputs(self, x: Any) -> Tensor:
         problem = self.problem
-        raw = samples(x, self.description).to(problem.device, problem.initial.dtype)
+        # Contiguous, because a matrix product of columns differs in its last bit.
+        raw = samples(x, self.description).to(problem.device, problem.initial.dtype).contiguous()
         scaling = problem.train.scaling
         return scaling.features(raw) if scaling else raw
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
     "predict": ("bflcore.cli.models", "Predict samples with a model of a finished run."),
     "export": ("bflcore.cli.models", "Write a model of a finished run to one file."),
+    "adapt": ("bflcore.cli.models", "Make a model for a client that a run never saw."),
     "new-plugin": ("bflcore.cli.plugins", "Write the files of a new plugin."),
     "check-plugin": ("bflcore.cli.plugins", "Check an installed plugin's components."),
 }
