@@ -36,6 +36,10 @@ class Engine(Component, abc.ABC):
         """Return how many clients one training step trains at most (default: 1)."""
         return 1
 
+    def processes(self, problem: Problem, inference: LocalInference) -> int:
+        """Return in how many processes the clients of a run work (default: 1)."""
+        return 1
+
     @abc.abstractmethod
     def open(
         self, problem: Problem, inference: LocalInference, bins: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
@@ -221,6 +222,7 @@ def _blame(client: int, stage: Stage, error: Exception) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
     if isinstance(error, ClientError):
         return error
+    trace = "".join(traceback.format_exception(error))
     if isinstance(error, BflError):
-        return ClientError(client, stage, str(error))
-    return ClientError(client, stage, f"{type(error).__name__}: {error}".split("\n", 1)[0])
+        return ClientError(client, stage, str(error), trace)
+    return ClientError(client, stage, f"{type(error).__name__}: {error}".split("\n", 1)[0], trace)
