@@ -5,6 +5,8 @@ Importing the package does not import torch: it loads when it is first used.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
 from bflcore.api import (
     ClassPrediction,
@@ -49,6 +51,10 @@ from bflcore.registry.hookspecs import hookimpl
 from bflcore.registry.loggers import Logger
 from bflcore.weighting import Equal, Examples, Weighting, check_weights
 
+if TYPE_CHECKING:
+    from bflcore.api.estimators import BayesianFederatedClassifier as BayesianFederatedClassifier
+    from bflcore.api.estimators import BayesianFederatedRegressor as BayesianFederatedRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -63,3 +69,22 @@ __all__ = [
     "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
     "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip
+
+# Not in __all__: these two need scikit-learn, an extra, and are imported when first used.
+_ESTIMATORS = ("BayesianFederatedClassifier", "BayesianFederatedRegressor")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from bflcore.api import estimators
+    except ImportError as error:
+        raise ImportError(
+            f"bflcore.{name} needs scikit-learn 1.6 or later: pip install 'bflcore[sklearn]'"
+        ) from error
+    return getattr(estimators, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ESTIMATORS})

@@ -71,16 +71,20 @@ class RoundError(RunError):
 
 
 class ClientError(BflError):
-    """A client's work failed: who, at which stage, why."""
+    """A client's work failed: who, at which stage, why.
 
-    def __init__(self, client: int, stage: str, reason: str) -> None:
+    `trace` is the traceback from where the client worked, for ``--debug``.
+    """
+
+    def __init__(self, client: int, stage: str, reason: str, trace: str = "") -> None:
         super().__init__(f"client {client} failed in {stage}: {reason}")
         self.client = client
         self.stage = stage
         self.reason = reason
+        self.trace = trace
 
-    def __reduce__(self) -> tuple[type[ClientError], tuple[int, str, str]]:
-        return type(self), (self.client, self.stage, self.reason)
+    def __reduce__(self) -> tuple[type[ClientError], tuple[int, str, str, str]]:
+        return type(self), (self.client, self.stage, self.reason, self.trace)
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

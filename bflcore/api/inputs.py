@@ -117,17 +117,21 @@ def targets(y: Any, described: Description, count: int) -> Tensor:
 
 
 def read_samples(path: Path, shape: tuple[int, ...], schema: Schema | None = None) -> Any:
-    """Read samples ``[B, *shape]``: ``x`` of an .npz file, or a .csv file of numbers.
+    """Read samples ``[B, *shape]``: ``x`` of an .npz file, or a .csv or .parquet file of numbers.
 
     With the `schema` of a run on a table, also a table with names. A first line of a .csv file that
     is not numeric holds names. Raises `DataError` for another kind of file or content.
     """
     if schema is not None and path.suffix.lower() in SUFFIXES:
         return read_table(path)
-    if path.suffix not in {".npz", ".csv"}:
-        raise DataError(f"{path} cannot be read; allowed: an .npz file with x, or a .csv file")
+    if path.suffix not in {".npz", ".csv", ".parquet"}:
+        raise DataError(
+            f"{path} cannot be read; allowed: an .npz file with x, or a .csv or .parquet file"
+        )
     try:
-        return _npz(path) if path.suffix == ".npz" else _csv(path, shape)
+        if path.suffix == ".npz":
+            return _npz(path)
+        return (_csv if path.suffix == ".csv" else _parquet)(path, shape)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read ({error}); give samples {list(shape)}") from None
 
@@ -149,6 +153,21 @@ def _csv(path: Path, shape: tuple[int, ...]) -> Any:
     table = np.loadtxt(
         path, np.float32, delimiter=",", skiprows=0 if _numeric(first) else 1, ndmin=2
     )
+    return _shaped(path, table, shape)
+
+
+def _parquet(path: Path, shape: tuple[int, ...]) -> Any:
+    try:
+        import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise DataError(
+            f"{path}: a .parquet file needs pyarrow: pip install 'bflcore[parquet]'"
+        ) from None
+    columns = pq.read_table(path).to_pydict()
+    return _shaped(path, np.array([*columns.values()], np.float32).T, shape)
+
+
+def _shaped(path: Path, table: Any, shape: tuple[int, ...]) -> Any:
     width = math.prod(shape)
     if table.size and table.shape[1] != width:
         raise DataError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from bflcore.api import rebuild
+    from bflcore.api import exporting, rebuild
     from bflcore.engines import client as work
     from bflcore.engines import pool
     from bflcore.experiments import description as describing
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.problem import Problem
     from bflcore.problem.calibration.base import Fitted
+    from bflcore.problem.likelihoods import Predictive
     from bflcore.registry import loading
 else:
     torch = lazy("torch")
@@ -37,6 +38,7 @@ else:
     pool = lazy("bflcore.engines.pool")
     describing = lazy("bflcore.experiments.description")
     models = lazy("bflcore.experiments.models")
+    exporting = lazy("bflcore.api.exporting")
     rebuild = lazy("bflcore.api.rebuild")
     loading = lazy("bflcore.registry.loading")
 
@@ -74,13 +76,9 @@ class ClientModel:
         targets are given back in their own units. Calibrators that the run fitted adjust the
         prediction, unless `calibrated` is false. Raises `DataError` for samples of another form.
         """
-        inputs = self._inputs(x)
-        cohort, likelihood = self._cohort(), self.problem.likelihood
+        inputs, likelihood = self._inputs(x), self.problem.likelihood
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
-            parts = [
-                self.inference.predict(self.problem, self.broadcast, cohort, block[None])
-                for block in inputs.split(work.BLOCK)
-            ]
+            parts = [self._predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
         return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
 
@@ -131,6 +129,23 @@ class ClientModel:
         models.write_tensors(Path(path), server | own | sums, header)
         return Path(path)
 
+    def export(self, path: Path | str, draws: int | None = None) -> str:
+        """Write a program for other runtimes, ``.pt2`` or ``.onnx``; return what it maps to what.
+
+        It maps raw samples to probabilities, or to mean and variance, averaging the model's number
+        of draws, or `draws`. Raises `OptionError` where that is not how the model predicts, and
+        `RunError` if the file cannot be written.
+        """
+        return exporting.write_program(self, Path(path), draws)
+
+    def predictive(self, x: Any) -> Predictive:
+        """Predict raw samples `x` ``[B, ...]`` as the inference does, before any averaging."""
+        return self._predictive(self._inputs(x))
+
+    def _predictive(self, inputs: Tensor) -> Predictive:
+        cohort = self._cohort()
+        return self.inference.predict(self.problem, self.broadcast, cohort, inputs[None])
+
     def _fitted(self, calibrated: bool) -> tuple[Fitted, ...]:
         """Return what the predictions are calibrated with."""
         if not calibrated:
@@ -140,7 +155,8 @@ class ClientModel:
 
     def _inputs(self, x: Any) -> Tensor:
         problem = self.problem
-        raw = samples(x, self.description).to(problem.device, problem.initial.dtype)
+        # Contiguous, because a matrix product of columns differs in its last bit.
+        raw = samples(x, self.description).to(problem.device, problem.initial.dtype).contiguous()
         scaling = problem.train.scaling
         return scaling.features(raw) if scaling else raw
 

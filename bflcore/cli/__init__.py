@@ -6,7 +6,9 @@ Commands load when called, so that ``bfl --help`` and the listings never wait fo
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from bflcore.registry.command import Command
 
 __all__ = ["bfl", "main"]
+
+DEBUG = "--debug"
 
 # Command -> (module, one line of help); the module exports `commands`.
 COMMANDS = {
@@ -31,6 +35,7 @@ COMMANDS = {
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
     "predict": ("bflcore.cli.models", "Predict samples with a model of a finished run."),
     "export": ("bflcore.cli.models", "Write a model of a finished run to one file."),
+    "adapt": ("bflcore.cli.models", "Make a model for a client that a run never saw."),
     "new-plugin": ("bflcore.cli.plugins", "Write the files of a new plugin."),
     "check-plugin": ("bflcore.cli.plugins", "Check an installed plugin's components."),
 }
@@ -89,24 +94,34 @@ def _lines_of_plugins() -> dict[str, str]:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="bflcore")
-def bfl() -> None:
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors, also after the command.")
+def bfl(debug: bool) -> None:
     """Bayesian federated learning: run, mix and compare methods."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
+    """Run the command line; a user's mistake is one line on standard error and exit status 2.
+
+    With ``--debug``, anywhere, the tracebacks of errors and of clients that fail come before it.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = DEBUG in given
+    if debug:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("bflcore").setLevel(logging.DEBUG)
     try:
+        words = [word for word in given if word != DEBUG]
         with warnings.catch_warnings():
             warnings.simplefilter("always", RunWarning)
             warnings.showwarning = _show
-            status: Any = bfl.main(args=arguments, prog_name="bfl", standalone_mode=False)
+            status: Any = bfl.main(args=words, prog_name="bfl", standalone_mode=False)
     except BflError as error:
-        _refuse(str(error))
+        _refuse(str(error), debug)
     except click.UsageError as error:
         hint = f"; {error.ctx.command_path} --help lists what is allowed" if error.ctx else ""
-        _refuse(error.format_message().rstrip(".") + hint)
+        _refuse(error.format_message().rstrip(".") + hint, debug)
     except click.ClickException as error:
-        _refuse(error.format_message())
+        _refuse(error.format_message(), debug)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
@@ -130,6 +145,8 @@ def _show(
         )
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
     click.echo("error: " + " ".join(message.split()), err=True)
     sys.exit(2)

@@ -36,7 +36,10 @@ def print_header(prepared: Prepared, path: Path) -> None:
         f"{train} training and {test} test samples, {problem.layout.total} parameters",
         err=True,
     )
-    notes = [f"{experiment.run.rounds} rounds", experiment.engine.workplace(problem)]
+    notes = [
+        f"{experiment.run.rounds} rounds",
+        experiment.engine.workplace(problem, experiment.inference),
+    ]
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)

@@ -36,7 +36,11 @@ class Engine(Component, abc.ABC):
         """Return how many clients one training step trains at most (default: 1)."""
         return 1
 
-    def workplace(self, problem: Problem) -> str:
+    def processes(self, problem: Problem, inference: LocalInference) -> int:
+        """Return in how many processes the clients of a run work (default: 1)."""
+        return 1
+
+    def workplace(self, problem: Problem, inference: LocalInference) -> str:
         """Say in a few words where the clients run (default: the engine's name)."""
         return f"engine {self.name}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
@@ -313,6 +314,7 @@ def _blame(client: int, stage: Stage, error: Exception, inference: LocalInferenc
     """Return the client's error for whatever its work raised: the round goes on without it."""
     if isinstance(error, ClientError):
         return error
+    trace = "".join(traceback.format_exception(error))
     if isinstance(error, BflError):
-        return ClientError(client, stage, str(error))
-    return ClientError(client, stage, described(error, inference))
+        return ClientError(client, stage, str(error), trace)
+    return ClientError(client, stage, described(error, inference), trace)

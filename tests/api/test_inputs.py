@@ -134,7 +134,7 @@ def test_a_table_is_read_with_and_without_names(tmp_path):
         ("x.csv", "1,2,3\n", "x.csv has 3 columns, but the model's samples have 2 values"),
         ("x.csv", "1,2\n1,b\n", "x.csv cannot be read"),
         ("x.npz", "text", "x.npz cannot be read"),
-        ("x.txt", "1,2\n", "x.txt cannot be read; allowed: an .npz file with x, or a .csv file"),
+        ("x.txt", "1,2\n", "x.txt cannot be read; allowed: an .npz file with x, or a .csv"),
         ("absent.csv", None, "absent.csv cannot be read"),
     ],
 )

@@ -96,6 +96,12 @@ def test_predicting_again_or_in_two_halves_gives_the_same_draws(tmp_path):
     assert model.predict(x[:0]).draws.shape == (3, 0, 3)
 
 
+def test_predictions_do_not_depend_on_the_order_of_the_samples_in_memory(tmp_path):
+    run, _ = trained(tmp_path, "fedvi")
+    x, model = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32), run.client(7)
+    assert torch.equal(model.predict(np.asfortranarray(x)).draws, model.predict(x).draws)
+
+
 def test_a_file_has_no_other_clients_ids_and_nothing_to_unpickle(tmp_path):
     run, _ = trained(tmp_path, "fedper")
     path = run.client(107).save(tmp_path / "model.safetensors")
