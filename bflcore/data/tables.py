@@ -51,6 +51,10 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
+    def __getitem__(self, rows: slice) -> Table:
+        """Return some of the rows."""
+        return Table({name: values[rows] for name, values in self.columns.items()}, self.name)
+
     def column(self, name: str, flag: str) -> Any:
         """Return a column. Raises `DataError` naming the `flag` that asked for it."""
         if name not in self.columns:

@@ -116,7 +116,7 @@ class ClientWorker:
                 problem, cohort = self._personalised(broadcast, client, memory)
                 replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
             except Exception as error:
-                replies.append(_blame(client, "calibrate", error))
+                replies.append(_blame(client, "calibrate", error, self.inference))
         return replies
 
     def personalise(

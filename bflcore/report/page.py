@@ -218,9 +218,5 @@ def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a table with a column per run, unless there are many."""
     columns, cells = grid(rows)
     if 0 < len(rows) <= UPRIGHT:
-        columns, *cells = zip(columns, *cells, strict=True)
+        columns, *cells = map(list, zip(columns, *cells, strict=True))
     return {"columns": columns, "rows": cells}
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return dict(zip(("columns", "rows"), grid(rows), strict=True))
