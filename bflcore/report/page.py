@@ -220,3 +220,7 @@ def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if 0 < len(rows) <= UPRIGHT:
         columns, *cells = map(list, zip(columns, *cells, strict=True))
     return {"columns": columns, "rows": cells}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return dict(zip(("columns", "rows"), grid(rows), strict=True))
