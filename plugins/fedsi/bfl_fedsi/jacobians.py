@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -190,7 +191,8 @@ def _dense_jacobian(
     differentiate = torch.func.vmap(torch.func.jacrev(output, has_aux=True), in_dims=(None, 0))
 
     def make(samples: Tensor) -> Dense:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
             rows, outputs = differentiate(shared, samples)
         return Dense(outputs, rows)
 

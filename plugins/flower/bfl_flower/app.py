@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache, partial
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,5 +167,7 @@ def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Da
 def _experiment(folder: Path, device: str) -> Experiment:
     """Read the experiment; `device` replaces the one in the file unless empty."""
     file = read(folder / EXPERIMENT)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # a network of the user's own travels with the app
     flags = {"device": device} if device else {}
     return resolve(load_registry(), str(file["method"]), file, flags)

@@ -16,6 +16,7 @@ from bflcore.data.split import hold_out
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.prepare import assemble
+from bflcore.models.user import UserModel, file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ Every client on a machine of its own (on one machine, each needs a --port of its
         --node-config 'client=0 data="/path/to/client-0.npz"'
 
 `client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
-{validation}The client's memories are stored beside it, in client-0.state.
+{validation}{network}The client's memories are stored beside it, in client-0.state.
 
 Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
 
@@ -69,6 +70,7 @@ last checkpoint when started again. Use `--insecure` for trials only: Flower's d
 explains how to set up certificates.
 """
 
+NETWORK = "The network is in {0}, which travels with this app; what it imports must be installed.\n"
 VALIDATION = "The node holds {:.3g} of the samples in x out for validation.\n"
 
 
@@ -141,9 +143,17 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
     labels, outputs = form["task"] == "classification", form["outputs"]
     needed = sorted(used_distributions(experiment, registry))
     out = str((folder / "run").resolve())
+    settings, model = experiment.as_toml(), experiment.model
+    own, network = {}, ""
+    if isinstance(model, UserModel) and model.source:
+        name = file_name(model.name)
+        own[name], network = model.source.read_text(encoding="utf-8"), NETWORK.format(name)
+        called = f"{Path(name).stem}:{model.name.rpartition(':')[2]}"
+        settings["model"] = {**settings["model"], "name": called}
     texts: dict[str, Any] = {
         "bfl_app.py": APP,
-        EXPERIMENT: tomli_w.dumps(experiment.as_toml()),
+        **own,
+        EXPERIMENT: tomli_w.dumps(settings),
         DATA: tomli_w.dumps(form),
         "pyproject.toml": tomli_w.dumps(_project(experiment, out)),
         "README.md": README.format(
@@ -153,6 +163,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
             shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
             validation=VALIDATION.format(share) if (share := data.validation_fraction) else "",
+            network=network,
             out=out,
         ),
     }
