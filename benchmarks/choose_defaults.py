@@ -158,8 +158,8 @@ NOTES = {
     "fedvi": (
         "* `fedvi`: the chosen prior is the new default. It was the initial posterior, whose\n"
         "  standard deviation of 0.0486 holds the weights to their random initialisation. On\n"
-        "  `mnist5k` after 8 rounds, seeds 1000 to 1002, the order is the same: NLL 2.21 (none), 2.15,\n"
-        "  0.61, 0.35, 0.32 and 0.31; 30 is better than 10 by 0.001."
+        "  `mnist5k` after 8 rounds, seeds 1000 to 1002, the order is the same: NLL 2.21 (none),\n"
+        "  2.15, 0.61, 0.35, 0.32 and 0.31; 30 is better than 10 by 0.001."
     ),
     "fedavg": (
         "* `fedavg`: the chosen rule is used in the table of Fashion-MNIST small. The method's\n"

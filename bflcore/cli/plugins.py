@@ -54,6 +54,7 @@ def check_plugin(name: str, everything: bool, as_json: bool) -> int:
         click.echo(json.dumps(rows, indent=2))
     else:
         click.echo("\n".join(_table(plugin, rows, everything)))
+        click.echo("".join(_unchecked(registry, plugin)), nl=False)
     return 1 if any(row["state"] == "failed" for row in rows) else 0
 
 
@@ -130,6 +131,15 @@ def _table(plugin: Plugin, rows: list[dict[str, Any]], everything: bool) -> Iter
                 yield f"      {row['state']}  {row['check']}{reason}"
     failed = sum(row["state"] == "failed" for row in rows)
     yield f"{len(rows)} checks, {failed or 'none'} failed"
+
+
+def _unchecked(registry: Registry, plugin: Plugin) -> Iterator[str]:
+    """Say which laws an aggregator does not claim: they were not checked."""
+    for kind, name in plugin.components:
+        part = registry.of(kind)[name]
+        missing = [tag for tag in part.known_tags if tag not in part.tags]
+        if kind == "aggregator" and missing:
+            yield f"not checked, because {name} does not claim them: {', '.join(missing)}\n"
 
 
 def _counts(rows: list[dict[str, Any]]) -> str:

@@ -38,7 +38,9 @@ def rehearse(experiment: Experiment, problem: Problem) -> None:
     """
     inference = _short(experiment.inference)
     train = problem.train
-    ends = tuple(min(end, start + SAMPLES) for start, end in zip(train.start, train.end, strict=True))
+    ends = tuple(
+        min(end, start + SAMPLES) for start, end in zip(train.start, train.end, strict=True)
+    )
     few = attrs.evolve(problem, train=attrs.evolve(train, end=ends), survey={})
     client = next((one for one in problem.clients if few.train.size(one)), None)
     if client is None:

@@ -450,7 +450,9 @@ def test_the_gradient_of_a_tied_weight_is_that_of_the_network_written_with_one_w
     batch = whole(of)
     leaf = mean.clone().requires_grad_()
     tensors = of.layout.unflatten(leaf)
-    first = torch.tanh(functional.linear(batch.x[0], tensors["first.weight"], tensors["first.bias"]))
+    first = torch.tanh(
+        functional.linear(batch.x[0], tensors["first.weight"], tensors["first.bias"])
+    )
     second = torch.tanh(functional.linear(first, tensors["first.weight"], tensors["second.bias"]))
     outputs = functional.linear(second, tensors["head.weight"], tensors["head.bias"])
     loss = of.likelihood.nll(outputs, batch.y[0]).mean()

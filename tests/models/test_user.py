@@ -268,7 +268,9 @@ def test_the_copy_that_a_run_keeps_takes_precedence(folder):
     assert [file_name(s) for s in ("mynets:build", "a.nets:b", "/x/nets.py:b")] == [
         *("mynets.py", "nets.py", "nets.py")
     ]
-    (kept / "mynets.py").write_text(SOURCE.replace("shape), 4)", "shape), 9)").replace("(4, o", "(9, o"))
+    (kept / "mynets.py").write_text(
+        SOURCE.replace("shape), 4)", "shape), 9)").replace("(4, o", "(9, o")
+    )
     network = load_factory("mynets:build", kept).network((4,), 2)
     assert network[1].out_features == 9
     assert load_factory("mynets:build").network((4,), 2)[1].out_features == 4

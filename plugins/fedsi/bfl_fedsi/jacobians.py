@@ -177,9 +177,7 @@ def blocks(problem: Problem, weights: Tensor, x: Tensor, width: int) -> Iterator
         yield make(samples)
 
 
-def _dense_jacobian(
-    problem: Problem, weights: Tensor, sample: Tensor
-) -> Callable[[Tensor], Dense]:
+def _dense_jacobian(problem: Problem, weights: Tensor, sample: Tensor) -> Callable[[Tensor], Dense]:
     """Return a function that builds `Dense` Jacobians, tried on `sample` ``[1, ...]``."""
     shared, personal = problem.layout.split(weights)
 
@@ -213,9 +211,7 @@ def _repeated_jacobian(
         theta = shared.detach().requires_grad_()
         whole = problem.layout.join(theta, personal)
         outputs = problem.forward(whole[None], samples[None])[0]
-        rows = [
-            torch.autograd.grad(one, theta, retain_graph=True)[0] for one in outputs.flatten()
-        ]
+        rows = [torch.autograd.grad(one, theta, retain_graph=True)[0] for one in outputs.flatten()]
         return Dense(outputs.detach(), torch.stack(rows).view(*outputs.shape, -1))
 
     return make

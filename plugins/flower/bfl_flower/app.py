@@ -7,9 +7,9 @@ describes a sample. Both halves build the same network from these files.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from functools import lru_cache, partial
-import sys
 from pathlib import Path
 from typing import Any
 

@@ -63,7 +63,9 @@ def test_a_network_of_ones_own_travels_with_the_app_and_is_named_in_its_readme(
 ):
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "ownnets.py").write_text(NETS)
-    status, _, err = bfl("flower", "export", "app", "fedavg", *TINY, "--model", "nets/ownnets.py:build")
+    status, _, err = bfl(
+        "flower", "export", "app", "fedavg", *TINY, "--model", "nets/ownnets.py:build"
+    )
     assert status == 0, err
     app = tmp_path / "app"
     assert (app / "ownnets.py").read_text() == NETS
