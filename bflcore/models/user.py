@@ -193,7 +193,8 @@ def _execute(spec: str, file: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.spec_from_file_location(name, file)
-    assert found and found.loader, file  # noqa: S101 - it is a Python file
+    assert found is not None, file  # noqa: S101 - it is a Python file
+    assert found.loader is not None, file  # noqa: S101
     module = sys.modules[name] = importlib.util.module_from_spec(found)
     try:
         found.loader.exec_module(module)
