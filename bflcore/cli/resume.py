@@ -29,9 +29,7 @@ def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
     registry = load_registry()
     directory = RunDirectory.open(run)
     file = read(run / "experiment.toml")
-    sys.path.append(
-        str(directory.sources.absolute())
-    )  # where an own network is not found elsewhere
+    sys.path.append(str(directory.sources.absolute()))  # for an own network that is gone
     method = file.get("method") or missing_method(str(run / "experiment.toml"))
     prepared = prepare(resolve(registry, method, file, {}))
     reached = directory.checkpoints.reached or 0

@@ -219,3 +219,19 @@ def test_a_hidden_option_is_neither_listed_nor_stored_nor_set_and_keeps_its_defa
         build(Fewer, {"cap": 3}, "part")
     with pytest.raises(OptionError, match="unknown option of part fewer: 'cap'"):
         part.replace(cap=3)
+
+
+def test_an_alias_is_not_inherited_with_another_name():
+    from bflcore import Average
+
+    @component
+    class Mean(Average):
+        """Average."""
+
+        name = "mean"
+
+    @component
+    class Tuned(Average):
+        """Average."""
+
+    assert (Average.aliases, Mean.aliases, Tuned.aliases) == (("nwa",), (), ("nwa",))
