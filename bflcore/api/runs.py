@@ -206,7 +206,7 @@ class Run:
         self._check_finished()
         registry = loading.load_registry()
         problem, inference = rebuild.rebuild(
-            registry, self._settings, self._description, self._device
+            registry, self._settings, self._description, self._device, self._folder.sources
         )
         checkpoints = self._folder.checkpoints
         saved = checkpoints.read(type(inference.initial(problem)), problem.device)

@@ -16,8 +16,10 @@ from bflcore.data.partition import Natural, hold_back
 from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
+from bflcore.experiments.rehearsal import rehearse
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
+from bflcore.models.user import UserModel
 from bflcore.problem import Problem
 from bflcore.problem.likelihoods import Likelihood, default_likelihood
 from bflcore.randomness import SERVER, numpy_stream, seeded_globally
@@ -127,6 +129,8 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     samples[: len(problem.train.x)] = problem.train.x[:2].nan_to_num(0.0)
     networks.check_network(problem.network, samples)
     experiment.inference.check(problem)
+    if isinstance(model, UserModel):
+        rehearse(experiment, problem)
     described = Description.of(experiment, dataset, partition)
     return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem, described)
 

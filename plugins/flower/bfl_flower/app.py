@@ -7,6 +7,7 @@ describes a sample. Both halves build the same network from these files.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -172,5 +173,7 @@ def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Da
 def _experiment(folder: Path, device: str) -> Experiment:
     """Read the experiment; `device` replaces the one in the file unless empty."""
     file = read(folder / EXPERIMENT)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # a network of the user's own travels with the app
     flags = {"device": device} if device else {}
     return resolve(load_registry(), str(file["method"]), file, flags)

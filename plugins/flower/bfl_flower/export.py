@@ -15,6 +15,7 @@ from bflcore.data.partition import split_off
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.prepare import assemble
+from bflcore.models.user import UserModel, file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ Every client on a machine of its own (on one machine, each needs a --port of its
         --node-config 'client=0 data="/path/to/client-0.npz"'
 
 `client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
-{held}The client's memories are stored beside it, in client-0.state.
+{held}{network}The client's memories are stored beside it, in client-0.state.
 
 Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
 
@@ -69,6 +70,7 @@ last checkpoint when started again. Use `--insecure` for trials only: Flower's d
 explains how to set up certificates.
 """
 
+NETWORK = "The network is in {0}, which travels with this app; what it imports must be installed.\n"
 HELD = "The node holds {:.3g} of the {} in x out for {}.\n"
 
 
@@ -142,9 +144,17 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
     labels, outputs = form["task"] == "classification", form["outputs"]
     needed = sorted(used_distributions(experiment, registry))
     out = str((folder / "run").resolve())
+    settings, model = experiment.as_toml(), experiment.model
+    own, network = {}, ""
+    if isinstance(model, UserModel) and model.source:
+        name = file_name(model.name)
+        own[name], network = model.source.read_text(encoding="utf-8"), NETWORK.format(name)
+        called = f"{Path(name).stem}:{model.name.rpartition(':')[2]}"
+        settings["model"] = {**settings["model"], "name": called}
     texts: dict[str, Any] = {
         "bfl_app.py": APP,
-        EXPERIMENT: tomli_w.dumps(experiment.as_toml()),
+        **own,
+        EXPERIMENT: tomli_w.dumps(settings),
         DATA: tomli_w.dumps(form),
         "pyproject.toml": tomli_w.dumps(_project(experiment, out)),
         "README.md": README.format(
@@ -157,6 +167,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
                 HELD.format(fraction, "remaining samples" if number else "samples", purpose)
                 for number, (purpose, (fraction, _)) in enumerate(_held(prepared).items())
             ),
+            network=network,
             out=out,
         ),
     }

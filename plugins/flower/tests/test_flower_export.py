@@ -50,6 +50,42 @@ def test_an_app_holds_what_servers_and_nodes_need(bfl, tmp_path):
     ]
 
 
+NETS = """
+from torch import nn
+
+def build(input_shape, outputs):
+    return nn.Linear(*input_shape, outputs)
+"""
+
+
+def test_a_network_of_ones_own_travels_with_the_app_and_is_named_in_its_readme(
+    bfl, tmp_path, monkeypatch
+):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "ownnets.py").write_text(NETS)
+    status, _, err = bfl(
+        "flower", "export", "app", "fedavg", *TINY, "--model", "nets/ownnets.py:build"
+    )
+    assert status == 0, err
+    app = tmp_path / "app"
+    assert (app / "ownnets.py").read_text() == NETS
+    assert "The network is in ownnets.py, which travels with" in (app / "README.md").read_text()
+    assert read(app / "experiment.toml")["model"]["name"] == "ownnets:build"
+    # On another machine, where the module was never installed:
+    for path in [path for path in sys.path if path.endswith("nets")]:
+        sys.path.remove(path)
+    monkeypatch.delitem(sys.modules, "ownnets")
+    monkeypatch.chdir("/")
+    code = (
+        "import sys; from pathlib import Path; from bfl_flower.app import _experiment; "
+        "print(_experiment(Path(sys.argv[1]), '').model.network((60,), 10))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(app)], capture_output=True, text=True, check=False
+    )
+    assert "Linear(in_features=60" in found.stdout, found.stderr
+
+
 def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
     assert bfl("flower", "export", "app", "fedavg", *TINY)[0] == 0
     app = tmp_path / "app"
