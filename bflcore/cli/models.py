@@ -55,6 +55,7 @@ def predict(
     model = _model(run, id, device)
     prediction = model.predict(read_samples(samples, model.description.shape))
     with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
         columns = prediction.columns(coverage)
     for text in dict.fromkeys(str(warning.message) for warning in noted):
         click.echo(f"warning: {text}", err=True)

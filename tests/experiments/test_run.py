@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_in_the_calibration_goes_on_bit_for_bit(tmp_path, m
     for group in ("calibrated", "novel.calibrated"):
         assert f"{group}.set_coverage90" in summary["final"]
     with monkeypatch.context() as patch:
-        stopped_at(patch, (LocalSession, "calibrate"), 1)
+        stopped_at(patch, (LocalSession, "calibrate"), 0)
         with pytest.raises(Killed):
             execute(prepared, cut)
     assert checkpoint(cut.path)[0] == 1
