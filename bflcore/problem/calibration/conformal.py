@@ -82,7 +82,7 @@ class Conformal(Calibrator):
         return {"scores": histogram(self._scores(p)[rows, y], groups, count)}
 
     def region(self, sums: Sums, predictive: Predictive, coverage: float) -> Tensor:
-        """Return the classes, or the ends of the intervals, whose score is below the threshold."""
+        """Return the classes ``[B, C]`` with scores up to the threshold, or ends ``[2, B, T]``."""
         bins = thresholds(sums["scores"], coverage, self.confidence)
         if predictive.noise is not None:
             mean, variance = moments(predictive)
@@ -95,7 +95,7 @@ class Conformal(Calibrator):
         return inside
 
     def shortage(self, sums: Sums, coverage: float) -> str:
-        """Compare the smallest group with what the coverage needs."""
+        """Compare the smallest group of the histograms ``[G, BINS]`` with what coverage needs."""
         least, due = float(sums["scores"].sum(-1).min()), needed(coverage, self.confidence)
         if least >= due:
             return ""
