@@ -57,8 +57,8 @@ def predict(
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         columns = prediction.columns(coverage)
-    for text in dict.fromkeys(str(warning.message) for warning in noted):
-        click.echo(f"warning: {text}", err=True)
+    for line in dict.fromkeys(str(warning.message) for warning in noted):
+        click.echo(f"warning: {line}", err=True)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(columns)

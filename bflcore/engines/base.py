@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     FitReply = LocalResult | ClientError
     EvaluationReply = Evaluation | ClientError
-    SurveyReply = CalibrateReply = Answer | ClientError
+    SurveyReply = Answer | ClientError
+    CalibrateReply = Answer | ClientError
     PersonaliseReply = Personalised | ClientError
 
 __all__ = ["Engine", "Session", "Wrapped"]

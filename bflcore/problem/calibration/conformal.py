@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from bflcore.lazy import lazy
 from bflcore.options import component, option
-from bflcore.problem.calibration.base import Calibrator, moments, probabilities
+from bflcore.problem.calibration.base import (
+    SCOPE,
+    SCOPES,
+    Calibrator,
+    moments,
+    probabilities,
+)
 from bflcore.problem.calibration.sketch import bins_of, histogram, needed, thresholds, upper_ends
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ class Conformal(Calibrator):
         "Lei et al. 2018, section 5.2 (regression); Lu et al. 2023 (federated)"
     )
 
+    scope: str = option("client", SCOPE, choices=SCOPES)  # what a client is promised is its own
     score: str = option("lac", "score of a class", choices=("lac", "aps"))
     group: str = option(
         "none", "groups with a guarantee each", choices=("none", "predicted", "label")
@@ -102,9 +109,10 @@ class Conformal(Calibrator):
         who = f"{self.scope} calibration samples"
         if self.group != "none":
             who += f" of the smallest group ({self.group})"
+        pool = " (the scope federated uses all clients')" if self.scope == "client" else ""
         return (
-            f"coverage {coverage:g} needs {due} {who}, there are {least:.4g}: where they are too "
-            "few, everything is in the set"
+            f"coverage {coverage:g} needs {due} {who}{pool}, there are {least:.4g}: where they are "
+            "too few, everything is in the set"
         )
 
     def _scores(self, p: Tensor) -> Tensor:
