@@ -112,6 +112,7 @@ def of_column(header):
         ("aggregator", "aggregator"),
         ("weighting", "weighting"),
         ("hyper", "hyper"),
+        ("calibrator", "calibrator"),
     ],
 )
 def test_the_readme_lists_every_component(word, kind):
@@ -211,13 +212,17 @@ def test_options_that_a_page_sets_exist(page):
         for component in REGISTRY.of(kind).values()
         for option in options_of(component)
         for name in (option.name, *option.aliases)
+    } | {
+        f"calibrator.{component.name}.{option.name}"
+        for component in REGISTRY.calibrators.values()
+        for option in options_of(component)
     }
     kinds = "|".join(CONFIGURABLE)
     mentioned = {
         option
         for span in spans(page.read_text(encoding="utf-8"))
         for option in [
-            *re.findall(r"-o ([a-z-]+\.[a-z]\w*)", span),
+            *re.findall(r"-o ((?:calibrator\.)?[a-z-]+\.[a-z]\w*)", span),
             *re.findall(rf"^((?:{kinds})\.[a-z]\w*) ?=", span),
         ]
     }

@@ -294,7 +294,8 @@ def hold_back(
                 for client, samples in enumerate(partition.train)
             ]
             train, kept = zip(*splits, strict=True)
-            partition = attrs.evolve(partition, **{"train": train, purpose: kept})
+            parts: dict[str, Any] = {"train": train, purpose: kept}
+            partition = attrs.evolve(partition, **parts)
     return partition
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -168,10 +167,12 @@ class ClientWorker:
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
         problem, cohort = self._personalised(broadcast, client, memory)
-        tested = self._evaluate_on(problem, problem.test, broadcast, cohort)
+        own = self._kept_sums(problem, broadcast, cohort)
+        fitted = calibration.fit(problem.calibrators, client, own, broadcast.calibration)
+        tested = self._evaluate_on(problem, problem.test, broadcast, cohort, fitted)
         found = [tested and attrs.evolve(tested, ood=self._ood(problem, broadcast, cohort))]
         if problem.validation:
-            held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
+            held = self._evaluate_on(problem, problem.validation, broadcast, cohort, fitted)
             found.append(held and attrs.evolve(held, validation=True))
         return [evaluation for evaluation in found if evaluation]
 
@@ -185,30 +186,48 @@ class ClientWorker:
         return problem, attrs.evolve(cohort, memory=own)
 
     def _evaluate_on(
-        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+        self,
+        problem: Problem,
+        samples: Shares,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        fitted: Sequence[calibration.Fitted],
     ) -> Evaluation | None:
         """Evaluate the personal and the server's model; None for a client without samples."""
         (client,), own = cohort.clients, cohort.memory
-        personal = self._sums(problem, samples, broadcast, cohort)
+        personal, calibrated = self._sums(problem, samples, broadcast, cohort, fitted)
         if not personal:
             return None
         curves = self._curves(problem, samples, broadcast, cohort)
-        calibrated = self._calibrated(problem, samples, broadcast, cohort)
         if problem.layout.personal_total:  # the server's model is not complete
             return Evaluation(client, personal, None, curves, calibrated=calibrated)
         initial = stack([self.inference.initial_memory(problem)])
         shared = personal
         if not _equal(own, initial):
-            shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
+            served = attrs.evolve(cohort, memory=initial)
+            shared, _ = self._sums(problem, samples, broadcast, served)
         return Evaluation(client, personal, shared, curves, calibrated=calibrated)
 
     @torch.no_grad()
     def _sums(
-        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
-    ) -> Sums:
-        predicted = self._predicted(problem, samples, broadcast, cohort)
-        blocks = [_measure(predictive, y, self.bins) for predictive, y in predicted]
-        return reduce(metrics.add, blocks) if blocks else {}
+        self,
+        problem: Problem,
+        samples: Shares,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        fitted: Sequence[calibration.Fitted] = (),
+    ) -> tuple[Sums, Sums]:
+        """Return the metrics of the model, and of the calibrated one (empty without `fitted`)."""
+        found: tuple[Sums, Sums] = {}, {}
+        for made, y in self._predicted(problem, samples, broadcast, cohort):
+            blocks = [_measure(made, y, self.bins)]
+            if fitted:
+                adjusted = _measure(calibration.adjust(fitted, made), y, self.bins)
+                figures = calibration.measure(fitted, made, y)
+                blocks.append(adjusted | metrics.per_sample(figures))
+            for sums, block in zip(found, blocks, strict=False):
+                sums.update(metrics.add(sums, block) if sums else block)
+        return found
 
     def _predicted(
         self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
@@ -233,23 +252,6 @@ class ClientWorker:
         if cohort.novel or not own or not broadcast.calibration:
             return {}
         return self._own_sums(problem, broadcast, cohort)
-
-    @torch.no_grad()
-    def _calibrated(
-        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
-    ) -> Sums:
-        """Return the metrics of calibrated predictions; nothing before the calibration."""
-        total = broadcast.calibration
-        if not total:
-            return {}
-        own = self._kept_sums(problem, broadcast, cohort)
-        fitted = calibration.fit(problem.calibrators, cohort.clients[0], own, total)
-        blocks = [
-            _measure(calibration.adjust(fitted, predictive), y, self.bins)
-            | metrics.per_sample(calibration.measure(fitted, predictive, y))
-            for predictive, y in self._predicted(problem, samples, broadcast, cohort)
-        ]
-        return reduce(metrics.add, blocks) if blocks else {}
 
     @torch.no_grad()
     def _ood(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums | None:

@@ -244,12 +244,13 @@ def test_a_server_and_three_nodes_one_killed_give_the_local_numbers(bfl, tmp_pat
 
 
 @pytest.mark.parametrize("data", [(), ("-o", "dataset.classes=0")], ids=["classes", "regression"])
-def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
-    flags = (*TINY, *data, "--validation-fraction", "0.3")
+def test_a_node_holds_the_same_samples_out_for_validation_and_calibration(bfl, tmp_path, data):
+    flags = (*TINY, *data, "--validation-fraction", "0.3", "--calibration-fraction", "0.4")
     assert bfl("flower", "export", "app", "fedavg", *flags)[0] == 0
     app = tmp_path / "app"
     assert (
-        "The node holds 0.3 of the samples in x out for validation."
+        "The node holds 0.3 of the samples in x out for validation.\n"
+        "The node holds 0.4 of the remaining samples in x out for calibration.\n"
         in (app / "README.md").read_text()
     )
     experiment = experiment_of(app)
@@ -257,13 +258,16 @@ def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
     for client in range(3):
         own = node_problem(app, experiment, client, app / "nodes" / f"client-{client}.npz")
         assert own.validation.size(client) > 0
+        assert own.calibration.size(client) > 0
         for mine, theirs in zip(own.samples.values(), whole.samples.values(), strict=True):
             assert all(map(torch.equal, mine.of(client), theirs.of(client)))
 
 
-def test_wrong_labels_cannot_be_kept_out_of_a_nodes_validation_samples(bfl, tmp_path):
-    flags = (*TINY, "--validation-fraction", "0.3", "--label-noise", "pair:0.1")
+@pytest.mark.parametrize("purpose", ["validation", "calibration"])
+def test_wrong_labels_cannot_be_kept_out_of_a_nodes_held_out_samples(bfl, tmp_path, purpose):
+    flags = (*TINY, f"--{purpose}-fraction", "0.3", "--label-noise", "pair:0.1")
     status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
     assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: --{purpose}-fraction: ")
     assert "leave one of the two out" in err
     assert not (tmp_path / "app").exists()
