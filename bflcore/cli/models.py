@@ -50,8 +50,8 @@ def predict(run: Path, samples: Path, id: str | None, out: Path, device: str) ->
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UserWarning)
         prediction = model.predict(read_samples(samples, described.shape, described.schema))
-    for note in noted:
-        click.echo(f"note: {note.message}", err=True)
+    for note in dict.fromkeys(str(one.message) for one in noted):
+        click.echo(f"note: {note}", err=True)
     columns = prediction.columns()
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

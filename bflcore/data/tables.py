@@ -41,6 +41,9 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
+    def __getitem__(self, rows: slice) -> Table:
+        return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
+
     def column(self, name: str, flag: str) -> Any:
         """Return a column. Raises `DataError` naming the `flag` that asked for it."""
         if name not in self.columns:
