@@ -47,7 +47,7 @@ def own_data(data: Any, flags: Mapping[str, Any]) -> tuple[Table | Arrays, dict[
 
 
 def as_table(data: Any) -> Table | None:
-    """Return a data frame, a dict of columns, a list of dicts or a Hugging Face data set as a table.
+    """Return a data frame, dict of columns, list of dicts or Hugging Face data set as a table.
 
     None for anything else, such as an array.
     """
@@ -80,8 +80,8 @@ def _items(data: Any) -> dict[str, Any]:
     first = data[0]
     if not isinstance(first, tuple | list) or len(first) not in {2, 3}:
         raise DataError(
-            f"data: an item of {type(data).__name__} is {type(first).__name__}; allowed: (x, y), or "
-            "(x, y, client)"
+            f"data: an item of {type(data).__name__} is {type(first).__name__}; allowed: (x, y) "
+            "or (x, y, client)"
         )
     columns = zip(*(data[place] for place in range(len(data))), strict=True)
     return {

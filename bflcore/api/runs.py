@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from bflcore.engines import pool
     from bflcore.experiments import caveats, directory, prepare, resolve
     from bflcore.experiments import description as describing
+    from bflcore.experiments import resume as resuming
     from bflcore.experiments import run as running
     from bflcore.experiments.checkpoint import Checkpoint
     from bflcore.experiments.models import Models
-    from bflcore.experiments import resume as resuming
     from bflcore.experiments.records import Record
     from bflcore.experiments.run import Progress
     from bflcore.inference.base import LocalInference
@@ -257,9 +257,10 @@ def run(
     local_epochs=3``. `data` may also be what Python holds: a data frame or a dict of columns
     (``target="outcome", client="hospital"``), a dict or a tuple of arrays x, y and client, samples
     ``[N, ...]`` with arrays as `target` and `client`, a torch or a Hugging Face data set. They are
-    not kept: to continue such a run, see `resume`. `options` are those of ``-o``: ``{"inference.kl_weight": 0.3}``. `out` is the
-    run directory (default: a new folder under runs/). `progress` prints a line per round, or is
-    called with its number, its loss and its record. What ``bfl run`` warns of is a warning here.
+    not kept: to continue such a run, see `resume`. `options` are those of ``-o``:
+    ``{"inference.kl_weight": 0.3}``. `out` is the run directory (default: a new folder under
+    runs/). `progress` prints a line per round, or is called with its number, its loss and its
+    record. What ``bfl run`` warns of is a warning here.
     Raises `BflError` for a mistake, as the command line does.
     """
     registry = loading.load_registry()

@@ -107,4 +107,5 @@ def _metrics(record: Record) -> str:
 
 
 def _drop(failure: Record) -> str:
-    return f"round {failure['round']}: client {failure.get('id', failure['client'])} dropped: {failure['reason']}"
+    client = failure.get("id", failure["client"])
+    return f"round {failure['round']}: client {client} dropped: {failure['reason']}"

@@ -10,7 +10,6 @@ import click
 
 from bflcore.api.flags import SHORT, resolve_flags
 from bflcore.cli.execution import execute_and_report
-from bflcore.errors import OptionError
 from bflcore.experiments.compatibility import ignored
 from bflcore.experiments.resolve import method_of, read
 from bflcore.options import Component, Option, label, options_of

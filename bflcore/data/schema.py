@@ -47,9 +47,9 @@ class Column:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features."""
-        values = (self.name,) if self.kind == NUMBER else ()
-        values += tuple(f"{self.name}={category}" for category in self.categories)
-        return (*values, f"{self.name} is missing") if self.missing else values
+        number = [self.name] if self.kind == NUMBER else []
+        values = [*number, *(f"{self.name}={category}" for category in self.categories)]
+        return (*values, f"{self.name} is missing") if self.missing else tuple(values)
 
     def codes(self, table: Table) -> Any:
         """Return the values ``[N]`` of this column as numbers: codes of categories; NaN: missing.
@@ -154,8 +154,7 @@ class Schema:
         sample is unseen.
         """
         found = [
-            column.of_training(one)
-            for column, one in zip(self.columns, codes[rows].T, strict=True)
+            column.of_training(one) for column, one in zip(self.columns, codes[rows].T, strict=True)
         ]
         again = [given.copy() for given in (codes, *others)]
         for given in again:
@@ -270,7 +269,7 @@ def _parses(text: str) -> bool:
 
 
 def _counts_samples(column: Column, table: Table) -> bool:
-    """Return whether a column of whole numbers looks like an id of the samples, by its name, too."""
+    """Return whether a column holds a whole number of its own per sample, and is called an id."""
     if column.kind != NUMBER or not ID.search(column.name) or len(table) < CATEGORIES:
         return False
     codes = column.codes(table)

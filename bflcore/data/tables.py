@@ -1,12 +1,13 @@
 """Tables as users have them: .csv and .parquet files, a folder of them, one per client.
 
-A table is a mapping from the names of its columns to vectors ``[N]`` of any type. Missing values are
-empty fields of a .csv file, one of `MISSING`, None, or NaN.
+A table maps the names of its columns to vectors ``[N]`` of any type. Missing values are empty
+fields of a .csv file, one of the words `MISSING`, None, or NaN.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-__all__ = ["MISSING", "SUFFIXES", "Table", "is_date", "missing", "numbers", "read_folder", "read_table", "texts"]
+__all__ = [
+    "MISSING",
+    "SUFFIXES",
+    "Table",
+    "is_date",
+    "missing",
+    "numbers",
+    "read_folder",
+    "read_table",
+    "texts",
+]
 
 MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "#N/A", "<NA>", "?"})
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -125,7 +136,7 @@ def numbers(values: Any, gaps: Any) -> Any:
 
 
 def texts(values: Any, gaps: Any) -> list[str]:
-    """Return values ``[N]`` as text, ``""`` in the `gaps` ``[N]``; whole numbers without a point."""
+    """Return values ``[N]`` as text, ``""`` in the `gaps` ``[N]``; 7.0 is ``7``."""
     return [
         "" if gap else str(int(v)) if isinstance(v, float) and v.is_integer() else str(v).strip()
         for v, gap in zip(values.tolist(), gaps, strict=True)
@@ -138,9 +149,7 @@ def is_date(values: Any, gaps: Any) -> bool:
         return True
     given = values[~gaps]
     return (
-        values.dtype.kind in "OUS"
-        and len(given) > 0
-        and all(_names_day(value) for value in given)
+        values.dtype.kind in "OUS" and len(given) > 0 and all(_names_day(value) for value in given)
     )
 
 
@@ -153,8 +162,9 @@ def _names_day(value: Any) -> bool:
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip() in MISSING
-    # pandas's NA is neither equal nor unequal to itself.
-    return value is None or type(value).__name__ in {"NAType", "NaTType"} or bool(value != value)
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or type(value).__name__ in {"NAType", "NaTType"}  # pandas's own
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -187,7 +197,7 @@ def _read_csv(path: Path) -> dict[str, Any]:
 
 def _read_parquet(path: Path) -> dict[str, Any]:
     try:
-        from pyarrow import parquet
+        from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise DataError(
             f"{path}: reading Parquet needs pyarrow: pip install 'bflcore[tables]'"

@@ -43,7 +43,7 @@ def targets_of(
 
     `task` decides, if it is given. Otherwise names, truth values and one-hot rows are labels, and
     numbers with fractions are amounts. Whole numbers are labels in a `table` if there are few of
-    them; in an array, integers must be labels 0..C-1, and real numbers are labels if they are those.
+    them. In an array, integers must be labels 0..C-1; real numbers are labels if they are 0..C-1.
     Raises `DataError` if neither fits.
     """
     if values.ndim > 2 or values.size == 0:
@@ -72,7 +72,9 @@ def targets_of(
         note = f"task: regression on {name}"
         if whole:
             kinds = len(np.unique(amounts))
-            note += f" ({kinds} different whole numbers; --task classification takes them as labels)"
+            note += (
+                f" ({kinds} different whole numbers; --task classification takes them as labels)"
+            )
         return Targets("regression", amounts.astype(np.float32).reshape(-1, 1), note=note)
     if not whole:
         raise DataError(
@@ -158,9 +160,7 @@ def _labelled(
     return Targets("classification", again.astype(np.int64), len(names), names, note)
 
 
-def _task(
-    amounts: Any, whole: bool, where: str, name: str, *, integers: bool, table: bool
-) -> str:
+def _task(amounts: Any, whole: bool, where: str, name: str, *, integers: bool, table: bool) -> str:
     """Return what numbers ``[N]`` are if nothing but themselves says it."""
     if not whole:
         return "regression"

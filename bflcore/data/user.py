@@ -99,8 +99,8 @@ class OwnData(DataSource):
         folder = FOLDER_OWNER in table.columns
         if folder and client:
             raise OptionError(
-                "--client: in a folder, the names of the files are the owners; leave it out, or give "
-                "one file with a column of owners"
+                "--client: in a folder, the names of the files are the owners; leave it out, or "
+                "give one file with a column of owners"
             )
         for name in settings.drop:
             table.column(name, "--drop")
@@ -108,7 +108,7 @@ class OwnData(DataSource):
             table.column(target, "--target"), table.name, f"column {target}", task, table=True
         )
         column = FOLDER_OWNER if folder else client
-        owner, ids = None, ()
+        owner, ids = None, tuple[int | str, ...]()
         if column:
             values = table.column(column, "--client")
             owner, ids = owners_of(values, table.name, f"column {column}")
@@ -155,8 +155,8 @@ def load_npz(
 
     ``client_test`` holds the owners of the test samples, where they are known. ``y`` is understood
     as `targets_of` says; if the number of `classes` is given, it is labels 0..C-1 of which some may
-    be missing. Bytes in ``x`` are scaled to [0, 1]; with `gaps`, NaN is a missing value. Raises `DataError` naming the array
-    that is wrong.
+    be missing. Bytes in ``x`` are scaled to [0, 1]; with `gaps`, NaN is a missing value. Raises
+    `DataError` naming the array that is wrong.
     """
     return _of_arrays(_read(path), task=task, classes=classes, gaps=gaps)
 
@@ -239,7 +239,7 @@ def _dataset(
     both = [arrays["y"], arrays["y_test"]] if test else [arrays["y"]]
     targets = _known(where, np.concatenate(both), classes) if classes else None
     targets = targets or targets_of(np.concatenate(both), where, "y", task)
-    owner, ids = None, ()
+    owner, ids = None, tuple[int | str, ...]()
     if "client" in arrays:
         owned = [arrays[name] for name in ("client", "client_test") if name in arrays]
         owner, ids = owners_of(np.concatenate(owned), where, "client")
@@ -271,8 +271,8 @@ def _known(where: str, labels: Any, classes: int) -> Targets:
     """Return labels 0..C-1 of known classes, some of which may be missing."""
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(
-            f"{where}: y has shape {labels.shape} and type {labels.dtype}; allowed: one label, 0 to "
-            f"{classes - 1}, per sample"
+            f"{where}: y has shape {labels.shape} and type {labels.dtype}; allowed: one label, 0 "
+            f"to {classes - 1}, per sample"
         )
     if labels.min() < 0 or labels.max() >= classes:
         odd = labels.min() if labels.min() < 0 else labels.max()
@@ -316,14 +316,12 @@ def _check_array(where: str, name: str, array: Any, *, gaps: bool) -> None:
         if array.ndim == 2 and not gaps:
             step = "-o dataset.standardise=true puts means in place of NaN; or remove it"
         raise DataError(
-            f"{where}: {name} has NaN, infinity or more than float32 holds (first at sample {row}); "
-            f"{step}"
+            f"{where}: {name} has NaN, infinity or more than float32 holds (first at sample "
+            f"{row}); {step}"
         )
 
 
-def _check_lengths(
-    where: str, arrays: dict[str, Any], first: str, others: tuple[str, ...]
-) -> None:
+def _check_lengths(where: str, arrays: dict[str, Any], first: str, others: tuple[str, ...]) -> None:
     for other in others:
         if other in arrays and len(arrays[other]) != len(arrays[first]):
             raise DataError(

@@ -140,13 +140,13 @@ def build_problem(
 def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
     data = experiment.data
     if isinstance(experiment.dataset, OwnData):
-        task = experiment.likelihood.task if experiment.likelihood else None
-        if data.task and task and data.task != task:
+        chosen = experiment.likelihood
+        if chosen and data.task and data.task != chosen.task:
             raise OptionError(
-                f"--task: {data.task} does not fit --likelihood {experiment.likelihood.name}, which "
-                f"is for {task}; leave one of the two out"
+                f"--task: {data.task} does not fit --likelihood {chosen.name}, which is for "
+                f"{chosen.task}; leave one of the two out"
             )
-        return experiment.dataset.read(given, data, data.task or task)
+        return experiment.dataset.read(given, data, chosen.task if chosen else data.task)
     folder = Path(data.data_dir) if data.data_dir else None
     if folder is not None and not folder.is_dir() and not data.download:
         raise DataError(

@@ -150,7 +150,9 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     )
     _check_data(found)
     # The number of owners is known once the data are loaded.
-    known = "clients" in asked or not (found.partition.by_owner or isinstance(found.dataset, OwnData))
+    known = "clients" in asked or not (
+        found.partition.by_owner or isinstance(found.dataset, OwnData)
+    )
     return found.with_clients(data.clients) if known else found
 
 

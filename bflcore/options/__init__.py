@@ -269,7 +269,9 @@ def find_option(cls: type[Component], key: str, where: str) -> Option:
     known = options_of(cls)
     found = next((o for o in known if key == o.name or key in o.aliases), None)
     if not known:
-        raise OptionError(f"{label(where, key)}: {cls.kind} {cls.name} has no options; leave it out")
+        raise OptionError(
+            f"{label(where, key)}: {cls.kind} {cls.name} has no options; leave it out"
+        )
     if found is None:
         raise unknown(
             "option",

@@ -215,7 +215,9 @@ def test_progress_is_printed_if_asked_for_and_nothing_is_otherwise(tmp_path, cap
     assert capsys.readouterr() == ("", "")
     trained(tmp_path / "loud", progress=True)
     lines = capsys.readouterr().out.splitlines()
-    said = ["task: classification of 3 classes (y: 0, 1, 2); --task regression takes them as numbers"]
+    said = [
+        "task: classification of 3 classes (y: 0, 1, 2); --task regression takes them as numbers"
+    ]
     assert [line.partition("  ")[0] for line in lines] == [*said, "round 1", "round 2"]
     assert "personal.accuracy" in lines[-1]
 
@@ -331,9 +333,7 @@ GIVEN = {"rounds": 2, "workers": 1, "model": "mlp", "options": {"model.hidden": 
 @pytest.mark.filterwarnings("ignore:clients without test samples")
 def test_a_data_frame_is_trained_on_and_predicted_by_name(tmp_path):
     frame, out = hospitals(), tmp_path / "run"
-    run = bflcore.run(
-        "fedvi", data=frame, target="outcome", client="hospital", out=out, **GIVEN
-    )
+    run = bflcore.run("fedvi", data=frame, target="outcome", client="hospital", out=out, **GIVEN)
     assert run.clients == ["charité", "lmu", "ukb"]
     assert "memory" in (out / "experiment.toml").read_text()
     found = evaluated(run)

@@ -61,7 +61,9 @@ def test_from_a_table_to_predictions_in_three_commands(bfl, tmp_path):
     assert "warning: clients without test samples, which are not evaluated: hut" in lines
     said = "task: classification of 3 classes (column outcome: mild, none, severe)"
     assert said in lines
-    assert any(line.startswith("partition: natural, the 8 owners are the clients") for line in lines)
+    assert any(
+        line.startswith("partition: natural, the 8 owners are the clients") for line in lines
+    )
     (tmp_path / "patients.csv").unlink()
 
     # Columns in another order, without the target, with one that the model does not know.
@@ -175,7 +177,10 @@ MISTAKES = {
         ("--data", "days.csv", "--target", "days", "-o", "dataset.nonsense=1"),
         "unknown option 'dataset.nonsense' (did you mean dataset.standardise?)",
     ),
-    "own-model": (("--model", "math:hypot", "-o", "model.hidden=3"), "model.hidden: model math:hypot has no options"),
+    "own-model": (
+        ("--model", "math:hypot", "-o", "model.hidden=3"),
+        "model.hidden: model math:hypot has no options",
+    ),
 }
 
 
@@ -194,7 +199,9 @@ def test_days_are_amounts_unless_they_are_said_to_be_labels(bfl, tmp_path):
     (tmp_path / "days.csv").write_text(FILES["days.csv"])
     words = ("run", "fedavg", "--data", "days.csv", "--target", "days", "--rounds", "1", *SMALL)
     _, _, err = bfl(*words, "--clients", "2", "--out", "run")
-    said = "task: regression on column days (29 different whole numbers; --task classification takes"
+    said = (
+        "task: regression on column days (29 different whole numbers; --task classification takes"
+    )
     assert said in err
     _, _, err = bfl(*words, "--clients", "2", "--task", "classification", "--out", "classes")
     assert "task: classification of 29 classes (column days: 0, 1, 2, 3, 4, ...); --task reg" in err

@@ -117,7 +117,10 @@ def test_numbers_may_be_given_by_position():
         (["2024-01-31"] * 30, r"holds dates \(2024-01-31\).*days since an event.*--drop c"),
         (["31.1.24 10:00", ""] * 15, "holds dates"),
         ([np.datetime64("2024-01-31")] * 30, "holds dates"),
-        ([f"patient {i}" for i in range(30)], "30 different texts in 30 rows, like an id.*--drop c"),
+        (
+            [f"patient {i}" for i in range(30)],
+            "30 different texts in 30 rows, like an id.*--drop c",
+        ),
         (["1,5", *map(str, range(29))], "column c has '1,5' in row 1, which is not a number"),
     ],
 )

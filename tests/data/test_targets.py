@@ -69,13 +69,21 @@ def test_the_task_decides_if_it_is_given():
         ([-1, 0, 1], None, "has the label -1; allowed: 0..C-1; --task regression takes them"),
         ([1, 1, 1], "classification", "a single class"),
         ([0.5, 1], "classification", "has fractions, which are not labels; allowed: regression"),
-        (["a", "b"], "regression", "has 'a', which is not a number; allowed: --task classification"),
+        (
+            ["a", "b"],
+            "regression",
+            "has 'a', which is not a number; allowed: --task classification",
+        ),
         ([[0.5, 1]], "classification", "allowed: one label per sample, or one-hot rows"),
         ([1.0, np.nan, 2], None, r"is missing in 1 samples \(the first is sample 1\)"),
         ([np.inf, 1.5], None, "infinity or more than float32 holds"),
         ([[np.nan, 1.5]], None, "missing or not numbers"),
         (np.zeros((2, 2, 2)), None, "allowed: .N. or .N, targets."),
-        ([f"patient {i}" for i in range(30)], None, "30 different labels in 30 samples, like an id"),
+        (
+            [f"patient {i}" for i in range(30)],
+            None,
+            "30 different labels in 30 samples, like an id",
+        ),
     ],
 )
 def test_other_targets_are_refused_in_one_line(values, task, message):

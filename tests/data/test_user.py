@@ -51,7 +51,10 @@ NAN[4, 1] = np.nan
         ({"x": X, "y": Y - 1}, "label -1; allowed: 0..C-1"),
         ({"x": X, "y": np.zeros(6, int)}, "a single class"),
         ({"x": X, "y": Y, "client": Y[:3]}, "client has 3"),
-        ({"x": X, "y": Y, "client": Y / 4}, "client has fractions; allowed: whole numbers or names"),
+        (
+            {"x": X, "y": Y, "client": Y / 4},
+            "client has fractions; allowed: whole numbers or names",
+        ),
         ({"x": X, "y": Y, "x_test": X}, "one of x_test and y_test is missing"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "both must be the same"),
         (

@@ -62,7 +62,9 @@ def own(path, **flags):
 def test_clients_without_test_samples_are_named(tmp_path):
     path = tmp_path / "a.npz"
     client = np.array([900] + [7] * 10 + [107])
-    np.savez(path, x=np.random.default_rng(0).normal(size=(12, 2)), y=np.arange(12) % 2, client=client)
+    np.savez(
+        path, x=np.random.default_rng(0).normal(size=(12, 2)), y=np.arange(12) % 2, client=client
+    )
     found = caveats(own(path))
     assert found == ["clients without test samples, which are not evaluated: 107, 900"]
     none = caveats(own(path, data={"train_per_class": 100}))

@@ -205,5 +205,7 @@ def test_an_option_of_a_component_without_options_is_refused_as_such():
         kind = "model"
         name = "plain"
 
-    with pytest.raises(OptionError, match=r"model.hidden: model plain has no options; leave it out"):
+    with pytest.raises(
+        OptionError, match=r"model.hidden: model plain has no options; leave it out"
+    ):
         find_option(Plain, "hidden", "model")
