@@ -54,7 +54,11 @@ def as_table(data: Any) -> Table | None:
     if isinstance(data, Mapping):
         if any(hasattr(split, "column_names") for split in data.values()):
             raise DataError(f"data has the splits {', '.join(data)}; give one of them")
-        return Table({str(name): np.asarray(values) for name, values in data.items()})
+        columns = {str(name): np.asarray(values) for name, values in data.items()}
+        lengths = {name: column.shape[:1] for name, column in columns.items()}
+        if len({*lengths.values()}) > 1:
+            raise DataError(f"data: columns have different lengths: {lengths}; give them the same")
+        return Table(columns)
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
         rows = {str(name): _objects([row.get(name) for row in data]) for name in names}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from bflcore.data.tables import Table, is_date, missing, numbers, texts
+from bflcore.data.tables import TRUTH, Table, is_date, missing, numbers, texts
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 
@@ -261,6 +261,8 @@ def _mostly_numbers(names: Sequence[str]) -> bool:
 
 
 def _parses(text: str) -> bool:
+    if text.lower() in TRUTH:
+        return True
     try:
         float(text)
     except ValueError:

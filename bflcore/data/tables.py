@@ -27,6 +27,7 @@ else:
 __all__ = [
     "MISSING",
     "SUFFIXES",
+    "TRUTH",
     "Table",
     "is_date",
     "missing",

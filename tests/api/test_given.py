@@ -95,6 +95,7 @@ def test_a_hugging_face_data_set_is_a_table():
     [
         (3, "data: int is not allowed; allowed: a data frame or a dict of columns"),
         ([], "data: list is not allowed"),
+        ({"a": [1, 2], "b": [1]}, "data: columns have different lengths: .'a': .2,., 'b': .1,.."),
         ([1, 2], "an item of list is int; allowed: .x, y. or .x, y, client."),
     ],
 )
