@@ -298,6 +298,8 @@ def resume(
     they were arrays. Raises `RunError` if anything that its results depend on has changed.
     """
     registry, path = loading.load_registry(), Path(path)
+    if isinstance(data, str | Path):
+        raise OptionError(f"data: {path} knows its file or data set; leave data out")
     own, _ = _own({"data": data, "target": target, "client": client})
     prepared, folder, changes = resuming.reopen(path, registry, own)
     if changes:

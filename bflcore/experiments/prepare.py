@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from bflcore.data import Dataset, Partition, centred, divide
-from bflcore.data.base import encoded
+from bflcore.data import Dataset, Partition, centred, divide, encoded
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.partition import Natural, validated
 from bflcore.data.user import MEMORY, OwnData
@@ -58,7 +57,7 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
     """
     _device(experiment.run.device)
     dataset = _dataset(experiment, given)
-    experiment, notes = _with_owners(experiment, dataset)
+    experiment, notes = _with_owners(_with_absolute_paths(experiment), dataset)
     run, data = experiment.run, experiment.data
     if data.input_range == "-1,1":
         dataset = centred(dataset)
@@ -156,21 +155,22 @@ def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
     return experiment.dataset.load(folder, data.download)
 
 
-def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, tuple[str, ...]]:
-    """Let the clients be the owners where the user left that open, and say so.
-
-    Paths become absolute, so that the experiment can be run from any folder.
-    """
-    data, notes = experiment.data, list[str]()
-    own, chosen = isinstance(experiment.dataset, OwnData), "partition" in experiment.asked
-    if own and data.data != MEMORY:
+def _with_absolute_paths(experiment: Experiment) -> Experiment:
+    """Let the experiment, as it is stored, be run from any folder."""
+    data = experiment.data
+    if isinstance(experiment.dataset, OwnData) and data.data != MEMORY:
         data = data.replace(data=str(Path(data.data).absolute()))
     if data.data_dir:
         data = data.replace(data_dir=str(Path(data.data_dir).absolute()))
-    experiment = attrs.evolve(experiment, data=data)
+    return attrs.evolve(experiment, data=data)
+
+
+def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, tuple[str, ...]]:
+    """Let the clients be the owners where the user left that open, and say so."""
+    data, notes = experiment.data, list[str]()
+    own, chosen = isinstance(experiment.dataset, OwnData), "partition" in experiment.asked
     if dataset.client is None:
-        known = "clients" in experiment.asked or not own
-        return (experiment if known else experiment.with_clients(data.clients)), ()
+        return experiment.with_clients(data.clients), ()
     owners = [dataset.owner(int(number)) for number in np.unique(dataset.client)]
     if own and not chosen:
         experiment = attrs.evolve(experiment, partition=Natural())
