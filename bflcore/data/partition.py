@@ -164,8 +164,8 @@ class Natural(Partitioner):
         if dataset.client is None:
             raise DataError(
                 f"--partition: natural needs data with owners, but {dataset.name} has none "
-                "(--client names their column in a table); allowed: iid, labels, shards, dirichlet, "
-                "quantity"
+                "(--client names their column in a table); allowed: iid, labels, shards, "
+                "dirichlet, quantity"
             )
         owners = np.unique(dataset.client)
         if clients > len(owners):
