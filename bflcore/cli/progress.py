@@ -161,4 +161,5 @@ def _two(record: Record) -> str:
 
 
 def _drop(failure: Record) -> str:
-    return f"round {failure['round']}: client {failure.get('id', failure['client'])} dropped: {failure['reason']}"
+    client = failure.get("id", failure["client"])
+    return f"round {failure['round']}: client {client} dropped: {failure['reason']}"

@@ -163,8 +163,9 @@ class Natural(Partitioner):
         """Group by owner."""
         if dataset.client is None:
             raise DataError(
-                f"--partition: natural needs data with owners, but {dataset.name} has none; "
-                "allowed: iid, labels, shards, dirichlet, quantity"
+                f"--partition: natural needs data with owners, but {dataset.name} has none "
+                "(--client names their column in a table); allowed: iid, labels, shards, "
+                "dirichlet, quantity"
             )
         owners = np.unique(dataset.client)
         if clients > len(owners):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import tomli_w
 import torch
@@ -55,7 +56,7 @@ Every client on a machine of its own (on one machine, each needs a --port of its
         --node-config 'client=0 data="/path/to/client-0.npz"'
 
 `client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
-{held}{network}The client's memories are stored beside it, in client-0.state.
+{table}{held}{network}The client's memories are stored beside it, in client-0.state.
 
 Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
 
@@ -72,6 +73,10 @@ explains how to set up certificates.
 
 NETWORK = "The network is in {0}, which travels with this app; what it imports must be installed.\n"
 HELD = "The node holds {:.3g} of the {} in x out for {}.\n"
+TABLE = """
+Or it is a table (.csv or .parquet) with the columns in `data.toml` and the target {}, of which
+--test-fraction is held out for testing.
+"""
 
 
 def refuse(prepared: Prepared) -> None:
@@ -124,7 +129,16 @@ def form_of(prepared: Prepared) -> dict[str, Any]:
         "shape": list(one.shape[2:]),
         "outputs": problem.forward(problem.initial[None], one).shape[-1],
         "standardise": problem.standardise,
+        **_table_of(prepared),
     }
+
+
+def _table_of(prepared: Prepared) -> dict[str, Any]:
+    """Return the schema of a table and the names of its classes, with which nodes read theirs."""
+    described = prepared.description
+    if described.schema is None:
+        return {}
+    return {"schema": attrs.asdict(described.schema), "classes": list(described.classes)}
 
 
 def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: bool) -> None:
@@ -163,6 +177,7 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
             last=data.clients - 1,
             shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
+            table=TABLE.format(column) if (column := _target(prepared)) else "",
             held="".join(
                 HELD.format(fraction, "remaining samples" if number else "samples", purpose)
                 for number, (purpose, (fraction, _)) in enumerate(_held(prepared).items())
@@ -177,6 +192,11 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
         (folder / "nodes").mkdir()
         for client in (*problem.clients, *problem.novel):
             _save(folder / "nodes" / f"client-{client}.npz", client, prepared)
+
+
+def _target(prepared: Prepared) -> str:
+    schema = prepared.description.schema
+    return schema.target if schema else ""
 
 
 def _save(path: Path, client: int, prepared: Prepared) -> None:

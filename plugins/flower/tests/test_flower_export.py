@@ -98,6 +98,52 @@ def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
         assert all(map(torch.equal, mine.of(1), theirs.of(1)))
 
 
+def patients(path, owners=("lmu", "ukb", "ukm"), rows=90):
+    """Write a table with words and missing values."""
+    rng = np.random.default_rng(0)
+    lines = ["age,ward,hospital,outcome"]
+    for row in range(rows):
+        age = "" if rng.random() < 0.2 else f"{rng.normal(60, 15):.1f}"
+        ward, outcome = rng.choice(["er", "icu"]), rng.choice(["mild", "severe"])
+        lines.append(f"{age},{ward},{owners[row % len(owners)]},{outcome}")
+    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def test_nodes_of_a_table_have_its_schema_and_read_tables_of_their_own(bfl, tmp_path):
+    lines = patients(tmp_path / "patients.csv")
+    table = ("--data", "patients.csv", "--target", "outcome", "--client", "hospital")
+    status, _, err = bfl("flower", "export", "app", "fedavg", *table)
+    assert status == 0, err
+    app = tmp_path / "app"
+    experiment = experiment_of(app)
+    whole = prepare(experiment).problem
+    exported = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    assert torch.equal(exported.initial, whole.initial)
+    for name, sums in whole.moments(1).items():
+        assert torch.equal(exported.moments(1)[name], sums)
+    # The node's own table: its columns in another order, and one more.
+    mine = [line.split(",") for line in lines if ",ukb," in line]
+    rows = [f"{outcome},{ward},x,{age}" for age, ward, _, outcome in mine]
+    (tmp_path / "ukb.csv").write_text("\n".join(["outcome,ward,zip,age", *rows]) + "\n")
+    own = node_problem(app, experiment, 1, tmp_path / "ukb.csv")
+    assert (own.train.size(1), own.test.size(1)) == (24, 6)
+    together = [torch.cat([part.of(1)[0] for part in (of.train, of.test)]) for of in (own, whole)]
+    ours, theirs = (sorted(map(str, x.tolist())) for x in together)
+    assert ours == theirs
+    (tmp_path / "ukb.csv").write_text("age,ward,outcome\n1,er,dead\n")
+    with pytest.raises(DataError, match="column outcome has 'dead'; allowed: mild, severe"):
+        node_problem(app, experiment, 1, tmp_path / "ukb.csv")
+
+
+def test_a_node_of_arrays_does_not_read_tables(bfl, tmp_path):
+    assert bfl("flower", "export", "app", "fedavg", *TINY)[0] == 0
+    patients(tmp_path / "ukb.csv")
+    app = tmp_path / "app"
+    with pytest.raises(DataError, match="was not exported from a table; give an .npz file"):
+        node_problem(app, experiment_of(app), 1, tmp_path / "ukb.csv")
+
+
 def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
     flags = ("--data", "digits", "--clients", "3", "--input-range", "-1,1")
     status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
