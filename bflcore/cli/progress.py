@@ -36,7 +36,8 @@ def print_header(prepared: Prepared, path: Path) -> None:
         f"{train} training and {test} test samples, {problem.layout.total} parameters",
         err=True,
     )
-    notes = [f"{experiment.run.rounds} rounds", experiment.engine.workplace(problem)]
+    rounds = experiment.run.rounds
+    notes = [f"{rounds} round{'s' if rounds > 1 else ''}", experiment.engine.workplace(problem)]
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)
@@ -104,7 +105,7 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
                 latest = _two(record)
                 for failure in record["dropped"]:
                     bar.console.print(_drop(failure), style="yellow")
-            bar.update(task, completed=number, metrics=latest)
+            bar.update(task, completed=number, metrics=latest or f"loss {loss:.3f}")
 
         yield progress
 

@@ -37,8 +37,8 @@ EXPLAINED = {
     "another sample; mean over classes. 0.5 is chance.",
     "OOD AUROC, FPR95": "how well the entropy of predictions tells samples unlike the data (--ood) "
     "from test samples; the share of the former that passes when 95 % of the latter do.",
-    "epistemic": "the part of the uncertainty that more data would remove; aleatoric: the part that "
-    "lies in the data themselves.",
+    "epistemic": "the part of the uncertainty that more data would remove; aleatoric: the part "
+    "that lies in the data themselves.",
     "retention": "accuracy on the samples that are kept when the most uncertain are rejected: a "
     "model that knows what it does not know rises to the left.",
 }

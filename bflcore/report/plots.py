@@ -185,9 +185,7 @@ def contours(plane: Plane) -> str:
         return _svg(figure)
 
 
-def _figure(
-    columns: int, width: float = 3.6, height: float = 2.9
-) -> tuple[Figure, list[Any]]:
+def _figure(columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Figure, list[Any]]:
     figure = Figure(figsize=(width * columns, height), layout="constrained")
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     for axis in axes:

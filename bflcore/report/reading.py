@@ -104,9 +104,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def read_runs(
-    paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None
-) -> list[Run]:
+def read_runs(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None) -> list[Run]:
     """Read several runs; `left_out` is told of each that cannot be read.
 
     Raises `RunError` if none can be.

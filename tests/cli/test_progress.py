@@ -67,14 +67,19 @@ def test_a_bar_shows_round_bar_two_metrics_and_time_left(monkeypatch, columns, m
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     long = resolve(load_registry(), method, {}, {"rounds": 1000, "pretrain": 0.0})
-    groups = {f"{g}.{n}": {"mean": 0.12345, "pooled": 0.5} for g in ("personal", "global")
-              for n in ("accuracy", "ece", "nll")}
+    groups = {
+        f"{g}.{n}": {"mean": 0.12345, "pooled": 0.5}
+        for g in ("personal", "global")
+        for n in ("accuracy", "ece", "nll")
+    }
     with show_progress(long, quiet=False) as progress:
         for number in range(1, 4):
             progress(number, 1.5, {**groups, "dropped": []})
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     last = [line for line in re.split("[\r\n]", drawn) if line.strip()][-1]
-    assert re.search(r" 3/1000 .*━━.* accuracy 0\.123\d ECE 0\.123\d .*(\d:\d\d:\d\d|-:--:--)$", last)
+    assert re.search(
+        r" 3/1000 .*━━.* accuracy 0\.123\d ECE 0\.123\d .*(\d:\d\d:\d\d|-:--:--)$", last
+    )
     assert last.startswith(method[:6])
     assert "…" not in last
     assert len(last) <= columns
@@ -85,8 +90,7 @@ def test_a_run_begins_with_what_it_is_and_ends_with_its_metrics(bfl, tmp_path):
     assert status == 0
     first, second = err.splitlines()[:2]
     assert first == (
-        "fedavg on synthetic: 3 clients (natural), 72 training and 18 test samples, "
-        "7110 parameters"
+        "fedavg on synthetic: 3 clients (natural), 72 training and 18 test samples, 7110 parameters"
     )
     assert second == "2 rounds, 1 worker; results in run"
     assert [line.split()[0] for line in out.splitlines()[:2]] == ["metric", "accuracy"]

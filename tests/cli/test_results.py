@@ -30,7 +30,10 @@ def test_pooled_metrics_are_a_table_of_their_own(bfl, tmp_path):
     assert row["ECE"] == final["personal.ece"]["pooled"]
     assert row["AUROC"] == final["personal.auroc"]["pooled"]
     assert "std over clients" not in row
-    assert "Pooled: all clients' test samples counted alike." in bfl("compare", "fedavg", "--pooled")[1]
+    assert (
+        "Pooled: all clients' test samples counted alike."
+        in bfl("compare", "fedavg", "--pooled")[1]
+    )
 
 
 def test_a_comparison_leaves_out_what_is_no_run_and_marks_what_is_unfinished(bfl, tmp_path):

@@ -232,7 +232,9 @@ def test_absent_classes_are_left_out_of_means_as_scikit_learn_leaves_them_out():
     p, y = p[:, kept], y[kept]
     sums = metrics.classification_sums(p, y)
     found, top = metrics.metrics_of(sums), p.mean(0).argmax(1)
-    assert found["balanced_accuracy"] == pytest.approx(np.mean([(top == y)[y == c].double().mean() for c in (0, 1, 3)]))
+    assert found["balanced_accuracy"] == pytest.approx(
+        np.mean([(top == y)[y == c].double().mean() for c in (0, 1, 3)])
+    )
     assert found["f1"] == pytest.approx(f1_score(y, top, average="macro"))
     areas = [roc_auc_score(y == c, p.mean(0)[:, c]) for c in (0, 1, 3)]
     assert found["auroc"] == pytest.approx(np.mean(areas), abs=0.002)

@@ -136,7 +136,9 @@ def test_many_clients_keep_the_page_small(run):
 def test_an_unfinished_run_has_a_page_that_says_so(run):
     folder = run(np.arange(sum(SIZES)) % 4, "fedavg")
     (folder / "summary.json").unlink()
-    assert "round 1 of 1, unfinished: continue with: bfl resume" in write_report([folder]).read_text()
+    assert (
+        "round 1 of 1, unfinished: continue with: bfl resume" in write_report([folder]).read_text()
+    )
 
 
 def test_foreign_samples_have_histograms_and_metrics(run, tmp_path):

@@ -175,8 +175,13 @@ def test_scores_of_own_and_foreign_samples_are_two_histograms():
     root = parse(plots.scores([run], run))
     assert "share of samples" in texts(root)
     own, foreign = (
-        [p for g in root.iter(f"{SVG}g") if g.get("id", "").startswith("patch_")
-         for p in g.findall(f"{SVG}path") if f"{kind}: {colour.lower()}" in p.get("style", "")]
+        [
+            p
+            for g in root.iter(f"{SVG}g")
+            if g.get("id", "").startswith("patch_")
+            for p in g.findall(f"{SVG}path")
+            if f"{kind}: {colour.lower()}" in p.get("style", "")
+        ]
         for kind, colour in (("fill", plots.COLOURS[0]), ("stroke", plots.COLOURS[1]))
     )
     assert len(own) == len(foreign) == 1

@@ -80,8 +80,17 @@ def test_all_columns_of_a_table_have_one_definition():
         shown = {k: v for k, v in row.items() if isinstance(v, float) and "MB" not in k}
         others = {"seconds": 1.0, "std over clients": 0.5, "worst": 0.1}
         assert {k: v for k, v in shown.items() if k not in others} == dict.fromkeys(
-            [*("accuracy", "balanced accuracy", "F1", "AUROC", "ECE", "NLL", "Brier")]
-            + ["OOD AUROC", "OOD FPR95"],
+            (
+                "accuracy",
+                "balanced accuracy",
+                "F1",
+                "AUROC",
+                "ECE",
+                "NLL",
+                "Brier",
+                "OOD AUROC",
+                "OOD FPR95",
+            ),
             expected,
         )
         assert {k: v for k, v in shown.items() if k in others} == (
@@ -116,7 +125,10 @@ def test_an_unfinished_run_says_how_far_it_is():
 
 
 def test_a_table_too_wide_for_the_terminal_is_turned(capsys, monkeypatch):
-    rows = [{"run": f"r{i}", "method": "fedavg"} | {f"metric {j}": 0.5 for j in range(9)} for i in (0, 1)]
+    rows = [
+        {"run": f"r{i}", "method": "fedavg"} | {f"metric {j}": 0.5 for j in range(9)}
+        for i in (0, 1)
+    ]
     monkeypatch.setattr(table.Console, "is_terminal", True)
     for width, first in ((80, ["run", "r0", "r1"]), (200, ["run", "method", "metric"])):
         monkeypatch.setenv("COLUMNS", str(width))
