@@ -12,7 +12,7 @@ from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
 from bflcore.report.reading import Run, read_runs
-from bflcore.report.table import MEANING, grid, row_of
+from bflcore.report.table import MEANING, grid, row_of, turned
 
 if TYPE_CHECKING:
     from bflcore.report import plots
@@ -214,10 +214,9 @@ def _number(value: Any) -> str:
 
 def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a table with a column per run, unless there are many."""
-    columns, cells = grid(rows)
-    if 0 < len(rows) <= UPRIGHT:
-        columns, *cells = zip(columns, *cells, strict=True)
-    return {"columns": columns, "rows": cells}
+    if not 0 < len(rows) <= UPRIGHT:
+        return _table(rows)
+    return dict(zip(("columns", "rows"), turned(*grid(rows)), strict=True))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
