@@ -5,6 +5,8 @@ Importing the package does not import torch: it loads when it is first used.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
 from bflcore.api import (
     ClassPrediction,
@@ -14,6 +16,7 @@ from bflcore.api import (
     TargetPrediction,
     load,
     load_model,
+    resume,
     run,
 )
 from bflcore.data.base import Dataset, DataSource
@@ -41,23 +44,47 @@ from bflcore.models.base import Model
 from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
+from bflcore.problem.calibration.base import Calibrator
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
 from bflcore.registry.command import Command
 from bflcore.registry.hookspecs import hookimpl
 from bflcore.registry.loggers import Logger
 from bflcore.weighting import Equal, Examples, Weighting, check_weights
 
+if TYPE_CHECKING:
+    from bflcore.api.estimators import BayesianFederatedClassifier as BayesianFederatedClassifier
+    from bflcore.api.estimators import BayesianFederatedRegressor as BayesianFederatedRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
-    "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort", "Command",
-    "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes", "Engine",
-    "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
+    "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort",
+    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes",
+    "Engine", "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
     "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise", "Layout", "Likelihood",
     "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model", "OptionError",
     "Partitioner", "PluginError", "Point", "PointInference", "Posterior", "Prediction",
     "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
     "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
-    "component", "hookimpl", "load", "load_model", "option", "run",
+    "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip
+
+# Not in __all__: these two need scikit-learn, an extra, and are imported when first used.
+_ESTIMATORS = ("BayesianFederatedClassifier", "BayesianFederatedRegressor")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from bflcore.api import estimators
+    except ImportError as error:
+        raise ImportError(
+            f"bflcore.{name} needs scikit-learn 1.6 or later: pip install 'bflcore[sklearn]'"
+        ) from error
+    return getattr(estimators, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ESTIMATORS})

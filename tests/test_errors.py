@@ -20,7 +20,8 @@ def test_a_name_like_no_other_gets_no_suggestion():
 
 
 def test_a_clients_error_arrives_whole_from_another_process():
-    error = pickle.loads(pickle.dumps(ClientError(3, "fit", "out of memory")))
+    error = pickle.loads(pickle.dumps(ClientError(3, "fit", "out of memory", "line 1\nline 2")))
+    assert error.trace == "line 1\nline 2"
     assert (error.client, error.stage, error.reason) == (3, "fit", "out of memory")
     assert str(error) == "client 3 failed in fit: out of memory"
 

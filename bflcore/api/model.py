@@ -13,14 +13,15 @@ from bflcore.api.inputs import samples
 from bflcore.api.prediction import Prediction, prediction_of
 from bflcore.errors import RunError
 from bflcore.lazy import lazy
-from bflcore.messages import Broadcast, Cohort, within
+from bflcore.messages import CALIBRATION, Broadcast, Cohort, within
+from bflcore.problem.calibration.base import fit
 from bflcore.randomness import stream
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from bflcore.api import rebuild
+    from bflcore.api import exporting, rebuild
     from bflcore.engines import client as work
     from bflcore.engines import pool
     from bflcore.experiments import description as describing
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from bflcore.experiments.description import Description
     from bflcore.inference.base import LocalInference
     from bflcore.problem import Problem
+    from bflcore.problem.calibration.base import Fitted
+    from bflcore.problem.likelihoods import Predictive
     from bflcore.registry import loading
 else:
     torch = lazy("torch")
@@ -35,6 +38,7 @@ else:
     pool = lazy("bflcore.engines.pool")
     describing = lazy("bflcore.experiments.description")
     models = lazy("bflcore.experiments.models")
+    exporting = lazy("bflcore.api.exporting")
     rebuild = lazy("bflcore.api.rebuild")
     loading = lazy("bflcore.registry.loading")
 
@@ -49,7 +53,8 @@ class ClientModel:
 
     `id` is the owner's id; `number` the client's number in the run, from which the draws of a
     prediction derive: the same samples always give the same prediction. `memory` ``[...]`` is what
-    the client keeps. `settings` have the form of ``experiment.toml``.
+    the client keeps, `calibration` ``[...]`` its own sums, where calibrators use them. `settings`
+    have the form of ``experiment.toml``.
     """
 
     id: int | str
@@ -62,22 +67,20 @@ class ClientModel:
     settings: Mapping[str, Any] = attrs.field(repr=False)
     size: int = 0  # training samples
     novel: bool = False
+    calibration: Mapping[str, Tensor] = attrs.field(factory=dict, repr=False)
 
-    def predict(self, x: Any) -> Prediction:
+    def predict(self, x: Any, *, calibrated: bool = True) -> Prediction:
         """Predict raw samples `x` ``[B, ...]``, an array or a tensor, in the form of the data set.
 
         The scale of bytes, the range of inputs and standardisation are applied here, and real
-        targets are given back in their own units. Raises `DataError` for samples of another form.
+        targets are given back in their own units. Calibrators that the run fitted adjust the
+        prediction, unless `calibrated` is false. Raises `DataError` for samples of another form.
         """
-        inputs = self._inputs(x)
-        cohort, likelihood = self._cohort(), self.problem.likelihood
+        inputs, likelihood = self._inputs(x), self.problem.likelihood
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
-            parts = [
-                self.inference.predict(self.problem, self.broadcast, cohort, block[None])
-                for block in inputs.split(work.BLOCK)
-            ]
+            parts = [self._predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
-        return prediction_of(parts, classes, self.problem.train.scaling)
+        return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
 
     @property
     def posterior(self) -> dict[str, dict[str, Tensor]]:
@@ -122,12 +125,38 @@ class ClientModel:
         }
         server = {f"broadcast.{name}": t for name, t in self.broadcast.pack().items()}
         own = {f"memory.{name}": t for name, t in self.memory.items()}
-        models.write_tensors(Path(path), server | own, header)
+        sums = {f"{CALIBRATION}{name}": t for name, t in self.calibration.items()}
+        models.write_tensors(Path(path), server | own | sums, header)
         return Path(path)
+
+    def export(self, path: Path | str, draws: int | None = None) -> str:
+        """Write a program for other runtimes, ``.pt2`` or ``.onnx``; return what it maps to what.
+
+        It maps raw samples to probabilities, or to mean and variance, averaging the model's number
+        of draws, or `draws`. Raises `OptionError` where that is not how the model predicts, and
+        `RunError` if the file cannot be written.
+        """
+        return exporting.write_program(self, Path(path), draws)
+
+    def predictive(self, x: Any) -> Predictive:
+        """Predict raw samples `x` ``[B, ...]`` as the inference does, before any averaging."""
+        return self._predictive(self._inputs(x))
+
+    def _predictive(self, inputs: Tensor) -> Predictive:
+        cohort = self._cohort()
+        return self.inference.predict(self.problem, self.broadcast, cohort, inputs[None])
+
+    def _fitted(self, calibrated: bool) -> tuple[Fitted, ...]:
+        """Return what the predictions are calibrated with."""
+        if not calibrated:
+            return ()
+        total = self.broadcast.calibration
+        return fit(self.problem.calibrators, self.number, self.calibration, total)
 
     def _inputs(self, x: Any) -> Tensor:
         problem = self.problem
-        raw = samples(x, self.description).to(problem.device, problem.initial.dtype)
+        # Contiguous, because a matrix product of columns differs in its last bit.
+        raw = samples(x, self.description).to(problem.device, problem.initial.dtype).contiguous()
         scaling = problem.train.scaling
         return scaling.features(raw) if scaling else raw
 
@@ -163,7 +192,7 @@ def load_model(path: Path | str, device: str = "") -> ClientModel:
     `device`: that of the run, unless given. Raises `RunError` for another file.
     """
     where = Path(path)
-    header, tensors = models.read_tensors(where)
+    header, tensors, _ = models.read_tensors(where)
     if header.get("format") != FORMAT or "settings" not in header:
         raise RunError(f"{where} is not a model; allowed: a file that bfl export wrote")
     described = describing.Description.from_json(header["data"], where)
@@ -183,4 +212,5 @@ def load_model(path: Path | str, device: str = "") -> ClientModel:
         settings,
         header["size"],
         header["novel"],
+        within(placed, CALIBRATION),
     )

@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.errors import OptionError
 from bflcore.experiments.prepare import build_problem
+from bflcore.experiments.resolve import CALIBRATOR, build_calibrators
 from bflcore.models.user import load_factory
 from bflcore.options import Component, build, options_of
 from bflcore.options.settings import RunSettings
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from bflcore.problem import Problem
     from bflcore.registry.loading import Registry
 
-__all__ = ["NEEDED", "rebuild"]
+__all__ = ["NEEDED", "OPTIONAL", "rebuild"]
 
 # What of experiment.toml is needed to predict, besides the settings of the run.
 NEEDED = ("method", "inference", "model", "likelihood")
+OPTIONAL = (CALIBRATOR,)  # where there is any
 
 
 def rebuild(
@@ -53,7 +55,9 @@ def rebuild(
     y = problem.train.y.new_zeros(1, *problem.train.y.shape[1:])
     ends = tuple(accumulate(client.train for client in description.clients)) or (0,)
     train = Shares(x, y, (0, *ends[:-1]), ends)
-    return attrs.evolve(problem, train=train), _component(registry, "inference", values)
+    calibrators = build_calibrators(registry, run.calibrate, values.get(CALIBRATOR, {}))
+    problem = attrs.evolve(problem, train=train, calibrators=calibrators)
+    return problem, _component(registry, "inference", values)
 
 
 def _component(registry: Registry, kind: str, values: Mapping[str, Any]) -> Any:

@@ -6,17 +6,22 @@ Commands load when called, so that ``bfl --help`` and the listings never wait fo
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from typing import TYPE_CHECKING, Any
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from bflcore.errors import BflError
+from bflcore.errors import BflError, RunWarning
 
 if TYPE_CHECKING:
     from bflcore.registry.command import Command
 
 __all__ = ["bfl", "main"]
+
+DEBUG = "--debug"
 
 # Command -> (module, one line of help); the module exports `commands`.
 COMMANDS = {
@@ -30,6 +35,7 @@ COMMANDS = {
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
     "predict": ("bflcore.cli.models", "Predict samples with a model of a finished run."),
     "export": ("bflcore.cli.models", "Write a model of a finished run to one file."),
+    "adapt": ("bflcore.cli.models", "Make a model for a client that a run never saw."),
     "new-plugin": ("bflcore.cli.plugins", "Write the files of a new plugin."),
     "check-plugin": ("bflcore.cli.plugins", "Check an installed plugin's components."),
 }
@@ -88,27 +94,59 @@ def _lines_of_plugins() -> dict[str, str]:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="bflcore")
-def bfl() -> None:
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors, also after the command.")
+def bfl(debug: bool) -> None:
     """Bayesian federated learning: run, mix and compare methods."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
+    """Run the command line; a user's mistake is one line on standard error and exit status 2.
+
+    With ``--debug``, anywhere, the tracebacks of errors and of clients that fail come before it.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = DEBUG in given
+    if debug:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("bflcore").setLevel(logging.DEBUG)
     try:
-        status: Any = bfl.main(args=arguments, prog_name="bfl", standalone_mode=False)
+        words = [word for word in given if word != DEBUG]
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", RunWarning)
+            warnings.showwarning = _show
+            status: Any = bfl.main(args=words, prog_name="bfl", standalone_mode=False)
     except BflError as error:
-        _refuse(str(error))
+        _refuse(str(error), debug)
     except click.UsageError as error:
         hint = f"; {error.ctx.command_path} --help lists what is allowed" if error.ctx else ""
-        _refuse(error.format_message().rstrip(".") + hint)
+        _refuse(error.format_message().rstrip(".") + hint, debug)
     except click.ClickException as error:
-        _refuse(error.format_message())
+        _refuse(error.format_message(), debug)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _refuse(message: str) -> None:
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print what concerns a run in one line, and other warnings as Python does."""
+    if issubclass(category, RunWarning):
+        click.echo("warning: " + " ".join(str(message).split()), err=True)
+    else:
+        (file or sys.stderr).write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
+
+
+def _refuse(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
     click.echo("error: " + " ".join(message.split()), err=True)
     sys.exit(2)

@@ -25,7 +25,7 @@ def execute_and_report(
 ) -> None:
     """Run the remaining rounds and write the report; if it is cut short, say how to continue.
 
-    Warnings come first, on standard error, even if `quiet`.
+    Warnings come first, on standard error, even if `quiet`; notes follow on a run that begins.
     """
     from bflcore.experiments.run import execute
 
@@ -35,6 +35,8 @@ def execute_and_report(
         print_header(prepared, path)
     for text in caveats(prepared):
         click.echo(f"warning: {text}", err=True)
+    for text in () if quiet or done else prepared.notes:
+        click.echo(text, err=True)
     try:
         with show_progress(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
             summary = execute(prepared, directory, progress)

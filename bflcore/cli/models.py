@@ -1,22 +1,25 @@
-"""``bfl predict`` and ``bfl export``: use what a run learnt, without its data."""
+"""``bfl predict``, ``bfl export``, ``bfl adapt``: use what a run learnt, without its data."""
 
 from __future__ import annotations
 
-import csv
-import io
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bflcore.errors import OptionError, RunError
-from bflcore.files import write_text
+from bflcore.errors import OptionError
 
 if TYPE_CHECKING:
     from bflcore.api import ClientModel
 
 __all__ = ["commands"]
+
+STORED = (".safetensors", ".bfl")  # posteriors, for bflcore
+PROGRAMS = (".pt2", ".onnx")  # for other runtimes
+PIECE = 8 * 2048  # samples predicted between two steps of the bar: whole blocks of a prediction
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
 CLIENT = click.option(
@@ -33,43 +36,102 @@ def _out(flag: str, text: str) -> Callable[[Any], Any]:
 @RUN
 @click.argument("samples", metavar="INPUT", type=click.Path(path_type=Path))
 @CLIENT
-@_out("--out", "file to write (.csv)")
+@_out("--out", "file to write (.csv, .parquet or .npz)")
+@click.option(
+    "--coverage",
+    type=float,
+    help="rate at which sets or intervals have the target, for runs with --calibration-fraction "
+    "[default: 0.9]",
+)
 @DEVICE
-def predict(run: Path, samples: Path, id: str | None, out: Path, device: str) -> None:
+def predict(
+    run: Path, samples: Path, id: str | None, out: Path, coverage: float | None, device: str
+) -> None:
     """Predict the samples in INPUT with a model of RUN, and say how uncertain it is.
 
-    RUN is a run directory, or a file that bfl export wrote. INPUT is an .npz file with x, or a .csv
-    file of numbers, one row per sample, in the form of the data set: scaling is applied here.
+    RUN is a run directory, or a file that bfl export or bfl adapt wrote. INPUT has the form of the
+    data set: a table with the names of its columns, .csv or .parquet; or an .npz file with x, or a
+    .csv or .parquet file of numbers. Encoding and scaling are applied here.
     """
     from bflcore.api.inputs import read_samples
+    from bflcore.api.tables import check_table, write_table
 
+    check_table(out)
     model = _model(run, id, device)
-    prediction = model.predict(read_samples(samples, model.description.shape))
-    columns = prediction.columns()
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(columns)
-    rows.writerows(zip(*columns.values(), strict=True))
-    try:
-        write_text(out, text.getvalue())
-    except OSError as error:
-        raise RunError(
-            f"--out: {out} cannot be written ({error.strerror}); choose a writable folder"
-        ) from None
+    x = read_samples(samples, model.description.shape, model.description.schema)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
+        columns = _columns(model, x, coverage)
+    for said in dict.fromkeys(str(note.message) for note in noted):
+        click.echo(f"note: {said}", err=True)
+    write_table(out, columns)
     click.echo(f"predictions: {out}")
 
 
 @click.command("export")
 @RUN
 @CLIENT
-@_out("--to", "file to write (.safetensors)")
+@_out("--to", "file to write (.safetensors or .bfl, .pt2, .onnx)")
+@click.option("--draws", type=int, help="draws to average (.pt2, .onnx) [default: the model's]")
 @DEVICE
-def export(run: Path, id: str | None, out: Path, device: str) -> None:
-    """Write a model of RUN to one file, which bfl predict and bflcore.load_model read.
+def export(run: Path, id: str | None, out: Path, draws: int | None, device: str) -> None:
+    """Write a model of RUN to one file.
 
-    The file has the model's tensors and how they are used, and no sample.
+    A .safetensors or .bfl file has the model's tensors and how they are used: bfl predict and
+    bflcore.load_model read it. A .pt2 file (torch.export) or an .onnx file is a program that needs
+    no bflcore: it takes raw samples, averages draws of the network's parameters, and returns
+    probabilities, or means and variances. No file has samples.
     """
+    if out.suffix not in {*STORED, *PROGRAMS}:
+        raise OptionError(
+            f"--to: {out} has an unknown format; allowed: a name that ends in "
+            f"{', '.join((*STORED, *PROGRAMS))}"
+        )
+    if out.suffix in PROGRAMS:
+        said = _model(run, id, device or "cpu").export(out, draws)
+        click.echo(f"program: {out}\n{said}")
+        return
+    if draws is not None:
+        raise OptionError(
+            f"--draws: {out} holds the posterior, not draws; leave it out, or write a "
+            f"{' or '.join(PROGRAMS)} file"
+        )
     click.echo(f"model: {_model(run, id, device).save(out)}")
+
+
+@click.command("adapt")
+@RUN
+@click.argument("samples", metavar="SAMPLES", type=click.Path(path_type=Path))
+@_out("--out", "file to write (.bfl or .safetensors)")
+@DEVICE
+def adapt(run: Path, samples: Path, out: Path, device: str) -> None:
+    """Make a model for a client that RUN never saw, from its SAMPLES.
+
+    SAMPLES is an .npz file with x and y, in the form of the data set. The method adapts as it does
+    for clients held out of training (--novel-clients); bfl predict reads the file.
+    """
+    from bflcore.api import load
+    from bflcore.api.tables import read_examples
+
+    if out.suffix not in STORED:
+        raise OptionError(
+            f"--out: {out} has an unknown format; allowed: a name that ends in {', '.join(STORED)}"
+        )
+    found = load(run, device)
+    model = found.adapt(*read_examples(samples))
+    click.echo(f"model: {model.save(out)} (adapted to {model.size} samples)")
+
+
+def _columns(model: ClientModel, x: Any, coverage: float | None) -> dict[str, list[object]]:
+    """Predict in pieces, with a bar on a terminal where there are many; return the table."""
+    found: dict[str, list[object]] = {}
+    starts = range(0, len(x), PIECE) if len(x) else [0]
+    with click.progressbar(starts, file=sys.stderr, hidden=len(x) <= PIECE) as pieces:
+        for start in pieces:
+            prediction = model.predict(x[start : start + PIECE])
+            for name, column in prediction.columns(coverage).items():
+                found.setdefault(name, []).extend(column)
+    return found
 
 
 def _model(path: Path, id: str | None, device: str) -> ClientModel:
@@ -89,4 +151,4 @@ def _model(path: Path, id: str | None, device: str) -> ClientModel:
     return run.server if id == "server" else run.client(id)
 
 
-commands = (predict, export)
+commands = (predict, export, adapt)

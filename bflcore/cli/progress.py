@@ -37,7 +37,8 @@ def print_header(prepared: Prepared, path: Path) -> None:
         err=True,
     )
     rounds = experiment.run.rounds
-    notes = [f"{rounds} round{'s' if rounds > 1 else ''}", experiment.engine.workplace(problem)]
+    where = experiment.engine.workplace(problem, experiment.inference)
+    notes = [f"{rounds} round{'s' if rounds > 1 else ''}", where]
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)
@@ -159,4 +160,4 @@ def _two(record: Record) -> str:
 
 
 def _drop(failure: Record) -> str:
-    return f"round {failure['round']}: client {failure['client']} dropped: {failure['reason']}"
+    return f"round {failure['round']}: client {failure.get('id', failure['client'])} dropped: {failure['reason']}"

@@ -11,6 +11,7 @@ from bflcore.data.base import Dataset, DataSource
 from bflcore.data.idx import find_idx, read_idx
 from bflcore.data.leaf import FEMNIST, Shakespeare
 from bflcore.data.tiny_imagenet import TinyImageNet
+from bflcore.data.user import OwnData
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 from bflcore.options import component, option
@@ -223,6 +224,7 @@ DATASETS: tuple[type[DataSource], ...] = (
     TinyImageNet,
     Shakespeare,
     FEMNIST,
+    OwnData,
 )
 
 

@@ -27,8 +27,9 @@ class Records:
     `restore` takes it back, with the lines of ``metrics.jsonl`` written until then.
     """
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, ids: Sequence[int | str] = ()) -> None:
         self.method = method
+        self.ids = ids  # of the owners, by the clients' numbers
         self.records: list[Record] = []  # the lines of metrics.jsonl
         self.evaluation: Record = {}  # evaluation.json, of the latest evaluation
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
@@ -53,11 +54,11 @@ class Records:
         self.dropped = list(state["dropped"])
         self._started = time.perf_counter() - state["total"]
 
-    def add_survey(self, found: Survey) -> None:
-        """Count what the survey before round 1 cost, and the clients that it left out."""
+    def add_answers(self, number: int, found: Survey) -> None:
+        """Count what the survey, or the calibration after a round, cost, and who was left out."""
         self.bytes["up"] += found.bytes_up
         self.bytes["down"] += found.bytes_down
-        self._drop(0, found.dropped)
+        self._drop(number, found.dropped)
 
     def add_round(self, number: int, done: Round) -> None:
         """Count what a round cost, and the clients that it dropped."""
@@ -95,6 +96,9 @@ class Records:
         self.dropped = []
         self.evaluation = {"round": number}
         self.evaluation |= {group: _detail(members) for group, members in groups.items()}
+        for group in groups:
+            for entry in self.evaluation[group]["clients"]:
+                entry |= self._named(entry["client"])
         for name, validation in (("curves", False), ("validation.curves", True)):
             chosen = [e for e in found if e.validation == validation and e.client not in novel]
             if curves := _curves(chosen):
@@ -110,9 +114,17 @@ class Records:
 
     def _drop(self, number: int, failures: Iterable[ClientError]) -> None:
         self.dropped += [
-            {"round": number, "client": f.client, "stage": f.stage, "reason": f.reason}
+            {
+                "round": number,
+                **self._named(f.client),
+                "stage": f.stage,
+                "reason": f.reason,
+            }
             for f in failures
         ]
+
+    def _named(self, client: int) -> Record:
+        return {"client": client} | ({"id": self.ids[client]} if self.ids else {})
 
 
 def summary_of(
@@ -147,9 +159,9 @@ def _group(
 ) -> dict[str, list[tuple[int, Sums]]]:
     """Group evaluations: clients' own models, the server's model, clients held out of training.
 
-    The group ood holds the comparison with foreign samples.
-
-    The groups on validation samples are called validation, validation.global, validation.novel.
+    The groups on validation samples are called validation, validation.global, validation.novel;
+    those of calibrated models are called calibrated, novel.calibrated and so on. The group ood
+    holds the comparison with foreign samples.
     """
     groups: dict[str, list[tuple[int, Sums]]] = {}
     for validation in (False, True):
@@ -160,6 +172,10 @@ def _group(
             own: [(e.client, e.personal) for e in trained],
             f"{prefix}global": [(e.client, e.shared) for e in trained if e.shared is not None],
             f"{prefix}novel": [(e.client, e.personal) for e in on if e.client in novel],
+            f"{prefix}calibrated": [(e.client, e.calibrated) for e in trained if e.calibrated],
+            f"{prefix}novel.calibrated": [
+                (e.client, e.calibrated) for e in on if e.calibrated and e.client in novel
+            ],
         }
     groups["ood"] = [(e.client, e.ood) for e in found if e.ood is not None]
     return {name: members for name, members in groups.items() if members}

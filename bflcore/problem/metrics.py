@@ -24,6 +24,7 @@ __all__ = [
     "classification_sums",
     "entropies",
     "metrics_of",
+    "per_sample",
     "regression_sums",
     "reliability_diagram",
     "retention_curve",
@@ -41,6 +42,7 @@ CLIP = 1e-12  # smallest probability whose logarithm is taken
 RETENTION_BINS = 100  # bins of normalised entropy: the resolution of the retention curve
 RANKS = (16, 2000)  # intervals per class for AUROC: at least, and of all classes together
 SPREAD = 1e-12  # relative to the sum of squares: a smaller spread is rounding error
+PER_SAMPLE = "mean."  # prefix of sums of figures whose mean over samples is a metric
 INTERVALS = (50, 90, 95)  # predictive intervals whose coverage is counted, in per cent
 
 
@@ -151,6 +153,11 @@ def add(left: Sums, right: Sums) -> dict[str, Tensor]:
     return {name: left[name] + right[name] for name in left}
 
 
+def per_sample(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum further figures of samples ``[B]``; `metrics_of` gives their means by these names."""
+    return {f"{PER_SAMPLE}{name}": values.double().sum() for name, values in figures.items()}
+
+
 def metrics_of(sums: Sums) -> dict[str, float]:
     """Compute the metrics from their sums; undefined metrics are left out.
 
@@ -158,8 +165,8 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     ece, mce; balanced_accuracy and f1 (means over the classes that occur, f1 also over those
     predicted); auroc (mean over the classes that some, not all, samples have). Regression: rmse,
     nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all targets are equal), nll per
-    value, coverage. Out of distribution (`bflcore.problem.ood`): auroc, fpr95. Without samples no
-    metric is defined.
+    value, coverage. Out of distribution (`bflcore.problem.ood`): auroc, fpr95. Of `per_sample`:
+    means, unless they are infinite. Without samples no metric is defined.
     """
     n = float(sums["examples"])
     if not n:
@@ -167,7 +174,10 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     if "strangeness" in sums:
         counts = sums["strangeness"]
         return {"auroc": float(ranking.auroc(counts)), "fpr95": float(ranking.fpr95(counts))}
-    return _regression(sums, n) if "squared_error" in sums else _classification(sums, n)
+    found = _regression(sums, n) if "squared_error" in sums else _classification(sums, n)
+    means = {k: float(total) / n for k, total in sums.items() if k.startswith(PER_SAMPLE)}
+    finite = {k.removeprefix(PER_SAMPLE): mean for k, mean in means.items() if math.isfinite(mean)}
+    return found | finite
 
 
 def _classification(sums: Sums, n: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from bflcore.errors import RunError
-from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.experiments.directory import RunDirectory
 from bflcore.inference.base import Explorable
 from bflcore.inference.memory import client_posterior
 
@@ -57,10 +57,10 @@ def landscape(run: Run) -> Plane:
     prepared = prepare(resolve(load_registry(), method, run.experiment, {}))
     problem, inference = prepared.problem, prepared.experiment.inference
     family = type(inference.initial(problem))
-    folder = run.path / "checkpoint"
-    saved = Checkpoints(folder).read(family, problem.device)
+    checkpoints = RunDirectory(run.path).checkpoints
+    saved = checkpoints.read(family, problem.device)
     if saved is None:
-        raise RunError(f"{folder} cannot be read: it has no checkpoint; start the run again")
+        raise RunError(f"{checkpoints.folder} has no checkpoint; start the run again")
     problem = problem.surveyed(saved.broadcast.survey)
     client = min(saved.memories, default=problem.clients[0])
     memory = saved.memories.get(client) or inference.initial_memory(problem)

@@ -11,6 +11,7 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
+from bflcore.report import calibration
 from bflcore.report.reading import Run, read_runs
 from bflcore.report.table import MEANING, grid, row_of, turned
 
@@ -98,6 +99,7 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         reliability=plots.reliability(runs) if classified else "",
         retention=plots.retention(runs) if classified else "",
         ood=[{"label": run.label, "svg": plots.scores(runs, run)} for run in compared],
+        calibration=calibration.section(runs),
         landscapes=landscapes,
         explained=EXPLAINED,
     )
@@ -138,7 +140,7 @@ def _sentence(run: Run) -> str:
     data = run.experiment["data"]
     model = run.experiment.get("model", {}).get("name", "")
     return (
-        f"{run.summary['method']} on {data['data']}, {data['clients']} clients "
+        f"{run.summary['method']} on {Path(data['data']).name}, {data['clients']} clients "
         f"({data['partition']}), {model}, {run.summary['rounds']} rounds, "
         f"seed {run.experiment['seed']}, {run.summary['seconds']['total']:.0f} s"
     )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from bflcore.errors import RunError
+from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 
 __all__ = ["Run", "read_run", "read_runs"]
@@ -83,11 +82,12 @@ def read_run(path: Path) -> Run:
     """
     if not (path / "experiment.toml").is_file():
         raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
-    experiment = _parse(path / "experiment.toml", tomllib.loads)
-    records = _parse(path / "metrics.jsonl", _json_lines)
+    experiment = _read(path / "experiment.toml", _toml)
+    finished = (path / "summary.json").exists()
+    records = _read(path / "metrics.jsonl", lambda file: read_lines(file, growing=not finished))
     summary, unfinished = {}, ""
-    if (path / "summary.json").exists():
-        summary = _parse(path / "summary.json", json.loads)
+    if finished:
+        summary = _read(path / "summary.json", read_json)
     elif records:
         summary, unfinished = _so_far(path, experiment, records)
     else:
@@ -97,9 +97,9 @@ def read_run(path: Path) -> Run:
         experiment,
         records,
         summary,
-        _parse(path / "evaluation.json", json.loads),
-        _parse(path / "environment.json", json.loads),
-        _parse(path / "data.json", json.loads) if (path / "data.json").exists() else {},
+        _read(path / "evaluation.json", read_json),
+        _read(path / "environment.json", read_json),
+        _read(path / "data.json", read_json) if (path / "data.json").exists() else {},
         unfinished,
     )
 
@@ -138,18 +138,13 @@ def _continue(path: Path) -> str:
     return f"continue with: bfl resume {shlex.quote(str(path))}"
 
 
-def _json_lines(text: str) -> list[Any]:
-    """Return the lines' values; a last line that is still being written is left out."""
-    *lines, last = text.splitlines() or [""]
-    found = [json.loads(line) for line in lines]
-    with suppress(ValueError):
-        found.append(json.loads(last))
-    return found
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def _parse(path: Path, parser: Any) -> Any:
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        return parser(path.read_text(encoding="utf-8"))
+        return read(path)
     except FileNotFoundError:
         raise RunError(
             f"{path} is missing: no round has been evaluated; {_continue(path.parent)}"

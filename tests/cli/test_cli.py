@@ -1,7 +1,10 @@
 """The command line as a whole: its commands, its help, its exit status."""
 
+import io
+import logging
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -32,3 +35,61 @@ def test_the_package_runs_as_a_module():
     found = subprocess.run(words, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "did you mean run?" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("--debug", "show", "modle", "x"), ("show", "modle", "x", "--debug")]
+)
+def test_debug_shows_the_traceback_before_the_line_wherever_it_stands(bfl, words):
+    status, _, plain = bfl("show", "modle", "x")
+    found, _, error = bfl(*words)
+    assert (found, status) == (2, 2)
+    assert plain.count("\n") == 1
+    assert error.startswith("Traceback")
+    assert "bflcore/cli/listing.py" in error
+    assert error.splitlines()[-1] == plain.strip()
+
+
+@contextmanager
+def caught_log():
+    """Catch what the logger writes: pytest's own handler keeps it from standard error."""
+    handler = logging.StreamHandler(io.StringIO())
+    logging.getLogger("bflcore").addHandler(handler)
+    try:
+        yield handler.stream
+    finally:
+        logging.getLogger("bflcore").removeHandler(handler)
+
+
+FAILING = """
+from torch import nn
+
+class Fragile(nn.Linear):
+    def forward(self, x):
+        if len(x) > 2:
+            raise ArithmeticError("too many samples")
+        return super().forward(x)
+
+def build(input_shape, outputs):
+    return Fragile(input_shape[0], outputs)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_debug_shows_the_traceback_of_a_client_from_its_worker(bfl, tmp_path, monkeypatch, workers):
+    (tmp_path / "fragile_net.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    logger = logging.getLogger("bflcore")
+    monkeypatch.setattr(logger, "level", logger.level)
+    flags = ("--data", "synthetic", "--clients", 2, "--rounds", 1, "--model", "fragile_net:build")
+    words = ("run", "fedavg", *flags, "--workers", workers, "--quiet", "--out")
+    status, _, plain = bfl(*words, "a")
+    assert status == 2
+    assert "Traceback" not in plain
+    with caught_log() as written:
+        status, _, error = bfl("--debug", *words, "b")
+    assert status == 2
+    text = written.getvalue()
+    assert text.count('fragile_net.py", line 7, in forward') == 2  # both clients
+    assert text.count("ArithmeticError: too many samples") >= 2
+    assert error.splitlines()[-1].startswith("error: round 1: 0 of 2 clients")

@@ -1,3 +1,4 @@
+import math
 import os
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ from bflcore import (
     RunError,
     Variational,
 )
-from bflcore.engines.local import Local
+from bflcore.engines.local import OVERHEAD, SMALL, Local
+from bflcore.engines.pool import InProcessPool
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.problems import problem
 
@@ -140,6 +142,45 @@ def test_a_client_that_fails_is_dropped_with_its_reason_and_the_round_goes_on(en
         raise failure
     clean = one_round(engine, "raise", clients=(0, 2))
     assert torch.equal(done.broadcast.start.mean, clean.broadcast.start.mean)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_traceback_of_a_client_travels_from_its_worker_to_the_log(workers, caplog):
+    caplog.set_level("DEBUG", "bflcore")
+    (failure,) = one_round(Local(workers=workers), "raise").dropped
+    (entry,) = caplog.records
+    assert entry.getMessage().startswith("client 1 failed in fit: ValueError: no power today\n")
+    for text in ("Traceback", "test_local.py", 'raise ValueError("no power today\\nand more")'):
+        assert text in entry.getMessage()
+        assert text in failure.trace
+
+
+def sized(samples, rounds):
+    """Return a problem of 3 clients with so many samples each, in so many rounds."""
+    return attrs.evolve(problem(sizes=[samples] * 3), rounds=rounds)
+
+
+def test_a_small_problem_runs_in_one_process_and_a_large_one_in_one_per_core(monkeypatch):
+    monkeypatch.setattr("bflcore.engines.local._cores", lambda: 2)
+    inference, passes = Map(local_epochs=10), 10 * 3 * 100
+    parameters = problem().layout.total
+    rounds = math.ceil(SMALL / (passes * (OVERHEAD + parameters)))
+    chosen = [Local().processes(sized(100, r), inference) for r in (0, rounds - 1, rounds)]
+    assert chosen == [1, 1, 2]
+    longer = inference.replace(local_epochs=20)
+    assert Local().processes(sized(100, rounds // 2 + 1), longer) == 2
+    assert Local(workers=2).processes(sized(1, 1), inference) == 2
+    assert Local(workers=9).processes(sized(1, 1), inference) == 3
+    monkeypatch.setattr("bflcore.engines.local._cores", lambda: 64)
+    assert Local().processes(sized(100, rounds), inference) == 3
+
+
+def test_a_run_opens_as_many_processes_as_it_says(monkeypatch):
+    opened = []
+    monkeypatch.setattr("bflcore.engines.pool.ProcessPool", lambda *given: opened.append(given))
+    with Local().open(problem(), Map(), 10) as session:
+        assert isinstance(session.pool, InProcessPool)
+    assert opened == []
 
 
 def test_a_round_with_too_few_results_stops_and_says_why():

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 import torch
 
@@ -48,6 +49,15 @@ def test_costs_add_up_and_a_dropped_client_is_reported_once():
     expected = {"round": 1, "client": 7, "stage": "fit", "reason": "late"}
     assert (first["dropped"], second["dropped"]) == ([expected], [])
     assert records.summary()["dropped"] == [expected]
+
+
+def test_clients_have_the_ids_of_their_owners():
+    records = Records("m", ids=(900, "ukb"))
+    records.add_round(1, done(ClientError(1, "fit", "late")))
+    record = evaluated(records, 2, 5, 3)
+    named = [(entry["client"], entry["id"]) for entry in records.evaluation["personal"]["clients"]]
+    assert named == [(0, 900), (1, "ukb")]
+    assert record["dropped"][0]["id"] == "ukb"
 
 
 def test_a_client_whose_evaluation_failed_is_reported_and_left_out():
@@ -134,6 +144,18 @@ def test_curves_of_validation_samples_are_kept_apart():
     records.add_evaluation(1, 0.5, {}, replies, ())
     assert records.evaluation["curves"]["lambda"]["values"] == [0.0]
     assert records.evaluation["validation.curves"]["lambda"]["pooled"]["accuracy"] == [0.8, 0.8]
+
+
+def test_calibrated_models_have_metrics_of_their_own():
+    records = Records("m")
+    replies = [
+        attrs.evolve(evaluation(client, 5), calibrated=evaluation(client, hits).personal)
+        for client, hits in ((0, 8), (1, 6), (2, 1))
+    ]
+    record = records.add_evaluation(1, 0.5, {}, replies, {2})
+    assert record["calibrated.accuracy"]["mean"] == pytest.approx(0.7)
+    assert record["novel.calibrated.accuracy"]["mean"] == pytest.approx(0.1)
+    assert [c["client"] for c in records.evaluation["calibrated"]["clients"]] == [0, 1]
 
 
 def test_foreign_samples_have_metrics_of_their_own_and_both_histograms_are_kept():

@@ -1,12 +1,12 @@
 """Reading run directories: what is missing or malformed is named."""
 
-import json
 from pathlib import Path
 
 import attrs
 import pytest
 
 from bflcore.errors import RunError
+from bflcore.experiments.directory import RunDirectory
 from bflcore.report.reading import Run, read_run, read_runs
 
 
@@ -19,14 +19,14 @@ def begun(folder, *lines):
     """Write what a run leaves that was stopped after some evaluations."""
     folder.mkdir(exist_ok=True)
     (folder / "experiment.toml").write_text('method = "fedavg"\nrounds = 60\n')
-    (folder / "environment.json").write_text("{}")
-    (folder / "evaluation.json").write_text("{}")
+    directory = RunDirectory(folder)
+    for name in ("environment.json", "evaluation.json"):
+        directory.write_json(name, {})
     costs = {"seconds": {"clients": 2.0, "server": 1.0}, "bytes": {"up": 1, "down": 2}}
     for i, accuracy in enumerate(lines):
         metric = {"mean": accuracy, "std": 0.0, "pooled": accuracy}
         record = {"round": 6 * (i + 1), "personal.accuracy": metric, **costs, "dropped": []}
-        with (folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        directory.append(record)
 
 
 def test_a_run_without_an_evaluated_round_says_how_to_continue(tmp_path):

@@ -263,11 +263,15 @@ def linearise(
 ) -> tuple[Tensor, Tensor]:
     """Return f ``[B, O]`` and its covariance J_S H^-1 J_S^T ``[B, O, O]`` (eq. 17)."""
     outputs, covariances = [], []
-    for block in blocks(problem, weights, x, max(1, *subnetwork.factor.shape)):
+    index, factor, sign = subnetwork.index, subnetwork.factor, subnetwork.sign
+    for block in blocks(problem, weights, x, max(1, min(STRIP, *factor.shape))):
         covariance = block.quadratic(subnetwork.base)
-        if len(subnetwork.factor):
-            moved = block.dot(subnetwork.index, subnetwork.factor)
-            covariance = covariance + subnetwork.sign * (moved @ moved.mT)
+        for first in range(0, len(factor), STRIP):
+            rows = factor[first : first + STRIP]
+            # The rows of H^-1's own factor are 0 right of the diagonal.
+            end = first + STRIP if sign > 0 else len(index)
+            moved = block.dot(index[:end], rows[:, :end])
+            covariance = covariance + sign * (moved @ moved.mT)
         outputs.append(block.outputs)
         covariances.append(covariance)
     return torch.cat(outputs), torch.cat(covariances)

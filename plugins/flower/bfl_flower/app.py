@@ -21,8 +21,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from bfl_flower.node import MemoryStore, Node
 from bfl_flower.session import GridSession
+from bfl_flower.wire import ACTIONS
 from bflcore.data.base import Dataset
-from bflcore.data.partition import Partition, validated
+from bflcore.data.partition import Partition, hold_back
 from bflcore.data.user import load_npz
 from bflcore.engines.client import ClientWorker
 from bflcore.errors import DataError, OptionError, RunError
@@ -52,7 +53,7 @@ def client_app(folder: Path) -> ClientApp:
     """
     app = ClientApp()
     answer = partial(_answer, folder)
-    for register in (app.train(), app.evaluate(), app.query(), app.query("survey")):
+    for register in (app.train(), app.evaluate(), app.query(), *map(app.query, ACTIONS)):
         register(answer)
     return app
 
@@ -140,8 +141,13 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
         for kind, index in own.items()
     }
     partition = Partition(**indices, held_out=tests > 0)
-    if fraction := experiment.data.validation_fraction:
-        partition = validated(dataset, partition, fraction, experiment.run.seed)
+    partition = hold_back(
+        dataset,
+        partition,
+        experiment.run.seed,
+        validation=experiment.data.validation_fraction,
+        calibration=experiment.data.calibration_fraction,
+    )
     return assemble(experiment, dataset, partition).problem
 
 

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from bfl_flower.wire import EVALUATE, FIT, IDENTIFY, SURVEY, Question, Task, TaskReply, pack
+from bfl_flower.wire import IDENTIFY, STAGES, SURVEY, Question, Task, TaskReply, pack
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.pool import single_threaded
 from bflcore.errors import BflError
@@ -88,13 +88,12 @@ class Node:
             return Message(self._work(kind, message), reply_to=message)
 
     def _work(self, kind: str, message: Message) -> RecordDict:
-        stage = FIT if kind == FIT else EVALUATE
         device = self.worker.problem.device
         try:
             if kind == SURVEY:
                 return self._survey(Question.unpack(message.content, device))
-            task = Task.unpack(stage, message.content, self._family, device, self._first_prior)
-            work: Any = self.worker.fit if stage == FIT else self.worker.evaluate
+            task = Task.unpack(kind, message.content, self._family, device, self._first_prior)
+            work: Any = getattr(self.worker, STAGES[kind])
             replies = work(task.broadcast, [task.client], [self._load_memory(task)])
             return task.answer([self._store_memory(reply, task) for reply in replies])
         except BflError as error:

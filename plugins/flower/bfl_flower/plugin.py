@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -42,6 +43,10 @@ class Flower(Engine):
     client_timeout: float = option(
         0.0, "seconds to wait for a client's reply before it is dropped (0 = no limit)", at_least=0
     )
+
+    def processes(self, problem: Problem, inference: LocalInference) -> int:
+        """Return the number of processes of Ray."""
+        return self.workers or os.cpu_count() or 1
 
     @contextmanager
     def open(self, problem: Problem, inference: LocalInference, bins: int) -> Iterator[GridSession]:

@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from bfl_flower.wire import (
+    CALIBRATE,
     EVALUATE,
     FIT,
     IDENTIFY,
@@ -104,6 +105,13 @@ class GridSession(Session):
         """Ask every client's node to evaluate; see `Session.evaluate`."""
         replies = self._ask(EVALUATE, *self._tasks(EVALUATE, broadcast, clients))
         return cast("Iterator[Evaluation | ClientError]", replies)
+
+    def calibrate(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Answer | ClientError]:
+        """Ask nodes for sums over their calibration samples; see `Session.calibrate`."""
+        replies = self._ask(CALIBRATE, *self._tasks(CALIBRATE, broadcast, clients))
+        return cast("Iterator[Answer | ClientError]", replies)
 
     def _tasks(
         self, stage: str, broadcast: Broadcast, clients: Sequence[int]

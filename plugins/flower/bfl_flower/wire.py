@@ -19,9 +19,12 @@ from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, within
 from bflcore.posteriors import Posterior
 
 __all__ = [
+    "ACTIONS",
+    "CALIBRATE",
     "EVALUATE",
     "FIT",
     "IDENTIFY",
+    "STAGES",
     "SURVEY",
     "MalformedError",
     "Question",
@@ -32,12 +35,15 @@ __all__ = [
     "unpack",
 ]
 
-# Message types: Flower's own categories, the last one with an action of ours.
-FIT, EVALUATE, IDENTIFY, SURVEY = "train", "evaluate", "query", "query.survey"
+# Message types: Flower's own categories, the last two with an action of ours.
+FIT, EVALUATE, IDENTIFY = "train", "evaluate", "query"
+SURVEY, CALIBRATE = "query.survey", "query.calibrate"
+ACTIONS = ("survey", "calibrate")
+STAGES = {FIT: "fit", EVALUATE: "evaluate", CALIBRATE: "calibrate"}
 
 Tensors = Mapping[str, Tensor]
-TaskReply = LocalResult | Evaluation | ClientError
-Reply = TaskReply | Answer
+TaskReply = LocalResult | Evaluation | Answer | ClientError
+Reply = TaskReply
 
 
 class MalformedError(BflError):
@@ -136,12 +142,14 @@ class Task:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
-        """Return the content of the answer: a result, an error, or any number of evaluations."""
+        """Return the content of the answer: a result, sums, an error, or a few evaluations."""
         for reply in replies:
             if isinstance(reply, ClientError):
                 return pack({"error": reply.reason})
             if isinstance(reply, LocalResult):
                 return pack({"examples": int(reply.examples[0])}, _of_result(reply))
+            if isinstance(reply, Answer):
+                return pack({}, reply.sums)
         found = [reply for reply in replies if isinstance(reply, Evaluation)]
         sums = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
         return pack(
@@ -156,6 +164,8 @@ class Task:
                 return [ClientError(self.client, self.stage_name, str(fields["error"]))]
             if self.stage == FIT:
                 return [self._result(fields, tensors)]
+            if self.stage == CALIBRATE:
+                return [Answer(self.client, tensors)]
             return [
                 self._evaluation(form, within(tensors, f"{i}."))
                 for i, form in enumerate(fields["evaluations"])
@@ -169,7 +179,7 @@ class Task:
     @property
     def stage_name(self) -> str:
         """Name of the stage in errors."""
-        return "fit" if self.stage == FIT else "evaluate"
+        return STAGES[self.stage]
 
     def _result(self, fields: Mapping[str, Any], tensors: Tensors) -> LocalResult:
         family = type(self.broadcast.start)
@@ -188,8 +198,9 @@ class Task:
             curves.setdefault(str(axis), {})[float(value)] = within(tensors, f"curve.{i}.")
         shared = within(tensors, "shared.") if fields["shared"] else None
         personal, validation = within(tensors, "personal."), bool(fields["validation"])
+        calibrated = within(tensors, "calibrated.")
         ood = within(tensors, "ood.") or None
-        return Evaluation(self.client, personal, shared, curves, validation, ood)
+        return Evaluation(self.client, personal, shared, curves, validation, calibrated, ood)
 
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:
@@ -210,6 +221,7 @@ def _form(found: Evaluation) -> dict[str, Any]:
 def _of_sums(prefix: str, found: Evaluation) -> dict[str, Tensor]:
     points = [sums for points in found.curves.values() for sums in points.values()]
     groups = {"personal": found.personal, "shared": found.shared or {}, "ood": found.ood or {}}
+    groups["calibrated"] = found.calibrated
     groups |= {f"curve.{i}": sums for i, sums in enumerate(points)}
     return {
         f"{prefix}{group}.{name}": tensor
