@@ -42,9 +42,6 @@ def print_header(prepared: Prepared, path: Path) -> None:
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)
-    untested = [str(one.id) for one in known if not one.test]
-    if untested and test:
-        click.echo(f"clients without test samples: {', '.join(untested)}", err=True)
 
 
 def print_final(path: Path) -> None:
