@@ -181,6 +181,7 @@ def contours(plane: Plane) -> str:
                     textcoords="offset points",
                     color="white",
                     ha=side,
+                    bbox={"facecolor": "black", "alpha": 0.5, "lw": 0, "pad": 1},
                 )
             plot.set_title(NAMES.get(name, name))
         return _svg(figure)
