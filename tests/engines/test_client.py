@@ -238,9 +238,9 @@ def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else(
     for name, each in (("without", of), ("with", foreign)):
         broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), each)
         with Local(workers=1).open(each, inference, 10) as session:
-            for round in (1, 2):
-                now = attrs.evolve(broadcast, round=round)
-                replies[name, round] = list(session.evaluate(now, each.clients))
+            for number in (1, 2):
+                now = attrs.evolve(broadcast, round=number)
+                replies[name, number] = list(session.evaluate(now, each.clients))
     assert all(e.ood is None for e in (*replies["with", 1], *replies["without", 2]))
     for plain, compared in zip(replies["without", 2], replies["with", 2], strict=True):
         assert not difference(dict(compared.personal), dict(plain.personal))
