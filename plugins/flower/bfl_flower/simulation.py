@@ -27,6 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from bfl_flower.node import Node
+from bfl_flower.wire import ACTIONS
 from bflcore.engines.client import ClientWorker
 from bflcore.errors import RunError
 
@@ -111,7 +112,7 @@ def _client_app(file: str) -> ClientApp:
     """Return the app that Ray's processes run; its contents are pickled with every message."""
     app = ClientApp()
     answer = partial(_answer, file)
-    for register in (app.train(), app.evaluate(), app.query(), app.query("survey")):
+    for register in (app.train(), app.evaluate(), *map(app.query, ACTIONS)):
         register(answer)
     return app
 

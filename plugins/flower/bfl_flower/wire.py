@@ -15,13 +15,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
-from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, within
+from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised, within
 from bflcore.posteriors import Posterior
 
 __all__ = [
+    "ACTIONS",
     "EVALUATE",
     "FIT",
     "IDENTIFY",
+    "PERSONALISE",
+    "STAGES",
     "SURVEY",
     "MalformedError",
     "Question",
@@ -32,11 +35,15 @@ __all__ = [
     "unpack",
 ]
 
-# Message types: Flower's own categories, the last one with an action of ours.
-FIT, EVALUATE, IDENTIFY, SURVEY = "train", "evaluate", "query", "query.survey"
+# Message types: Flower's own categories, the last two with an action of ours.
+FIT, EVALUATE, IDENTIFY = "train", "evaluate", "query"
+SURVEY, PERSONALISE = "query.survey", "query.personalise"
+ACTIONS = ("default", "survey", "personalise")  # of queries
+
+STAGES = {FIT: "fit", EVALUATE: "evaluate", PERSONALISE: "personalise"}
 
 Tensors = Mapping[str, Tensor]
-TaskReply = LocalResult | Evaluation | ClientError
+TaskReply = LocalResult | Evaluation | Personalised | ClientError
 Reply = TaskReply | Answer
 
 
@@ -136,12 +143,20 @@ class Task:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
-        """Return the content of the answer: a result, an error, or any number of evaluations."""
+        """Return the content of the answer: a result, an error, or any number of evaluations.
+
+        After the last round, it is the memory with which the client predicts; no memory, if that
+        is unchanged, and no answer (`stored`) if the node keeps its model to itself.
+        """
         for reply in replies:
             if isinstance(reply, ClientError):
                 return pack({"error": reply.reason})
             if isinstance(reply, LocalResult):
                 return pack({"examples": int(reply.examples[0])}, _of_result(reply))
+            if isinstance(reply, Personalised):
+                return pack({"own": reply.memory is not None}, reply.memory)
+        if self.stage == PERSONALISE:
+            return pack({"stored": True})
         found = [reply for reply in replies if isinstance(reply, Evaluation)]
         sums = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
         return pack(
@@ -156,6 +171,9 @@ class Task:
                 return [ClientError(self.client, self.stage_name, str(fields["error"]))]
             if self.stage == FIT:
                 return [self._result(fields, tensors)]
+            if self.stage == PERSONALISE:
+                own = tensors if fields.get("own") else None
+                return [] if fields.get("stored") else [Personalised(self.client, own)]
             return [
                 self._evaluation(form, within(tensors, f"{i}."))
                 for i, form in enumerate(fields["evaluations"])
@@ -169,7 +187,7 @@ class Task:
     @property
     def stage_name(self) -> str:
         """Name of the stage in errors."""
-        return "fit" if self.stage == FIT else "evaluate"
+        return STAGES[self.stage]
 
     def _result(self, fields: Mapping[str, Any], tensors: Tensors) -> LocalResult:
         family = type(self.broadcast.start)
