@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import pytest
 import torch
@@ -17,6 +19,16 @@ from bflcore.errors import RoundError
 from bflcore.testing import problems
 
 from .loopback import Loopback
+
+
+class FineTuned(Map):
+    """Before it predicts, a client's head learns something."""
+
+    name = "fine-tuned"
+
+    def personalise(self, problem, broadcast, cohort):
+        return {name: tensor + 1 for name, tensor in cohort.memory.items()}
+
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -74,6 +86,29 @@ def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, 
         assert not problems.difference(memory, memories[1])
     else:
         assert not problems.difference(session.memories, memories)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_ready_clients_send_their_memories_unless_these_stay_on_the_nodes(problem, stays, tmp_path):
+    inference = FineTuned(**attrs.asdict(problems.build(Map), recurse=False))
+    broadcast = problems.first_broadcast(inference, problem)
+    with Local(workers=1).open(problem, inference, 10) as local:
+        expected = list(local.personalise(broadcast, problem.clients))
+    grid = grid_of(
+        problem, inference, (lambda c: MemoryStore(tmp_path / str(c))) if stays else None
+    )
+    kept = {}
+    for number, node in grid.nodes.items():
+        keep = partial(kept.__setitem__, node.client)
+        grid.nodes[number] = attrs.evolve(node, keep=lambda _, memory, keep=keep: keep(memory))
+    found = list(session_of(grid, inference, problem).personalise(broadcast, problem.clients))
+    if stays:
+        assert found == []
+        found = [attrs.evolve(reply, memory=kept[reply.client]) for reply in expected]
+    else:
+        assert kept == {}
+    assert [reply.client for reply in found] == [0, 1, 2]
+    assert not problems.difference(found, expected)
 
 
 def test_a_memory_on_the_node_is_that_of_the_round_which_the_server_accepted(problem, tmp_path):
