@@ -5,9 +5,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# The demo needs the core with its data sets and two plugins: no Ray, MLflow, linters or test tools.
+LIGHT  := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
-# What `make demo` trains for; `make demo ROUNDS=3` is a quick look.
+# What `make demo` trains for. Below ENOUGH rounds no method has converged, and a comparison would only
+# say which one starts fastest: `make demo ROUNDS=5` trains BPFed alone.
 ROUNDS ?= 60
+ENOUGH := 40
+QUICK  := $(shell [ $(ROUNDS) -lt $(ENOUGH) ] && echo quick)
 DEMO := --data mnist5k --clients 10 --partition labels:5 --train-per-class 50 \
 	--rounds $(ROUNDS) --seed 0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -33,15 +38,28 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	$(PIP_INSTALL) $(EDITABLE)
 	@touch $@
 
+$(LIGHT): pyproject.toml constraints.txt plugins/bpfed/pyproject.toml plugins/baselines/pyproject.toml
+	@echo "installing into $(VENV): the core, its data sets, bfl-bpfed and bfl-baselines"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+		-e '.[data]' -e plugins/bpfed -e plugins/baselines
+	@touch $@
+
 # Like with like: each method shares the body and leaves a head with each client.
-demo: $(READY)  ## train BPFed, FedPer and FedBABU on handwritten digits and compare them
-	@rm -rf runs/demo-bpfed runs/demo-fedper runs/demo-fedbabu runs/demo.html
-	$(BIN)/bfl run bpfed $(DEMO) --out runs/demo-bpfed
-	$(BIN)/bfl run fedper $(DEMO) --out runs/demo-fedper
-	$(BIN)/bfl run fedbabu $(DEMO) --out runs/demo-fedbabu
-	@echo
-	@$(BIN)/bfl compare runs/demo-bpfed runs/demo-fedper runs/demo-fedbabu
-	@$(BIN)/bfl report runs/demo-bpfed runs/demo-fedper runs/demo-fedbabu --out runs/demo.html
+METHODS := bpfed $(if $(QUICK),,fedper fedbabu)
+TRAINED := $(METHODS:%=runs/demo-%)
+define train
+$(BIN)/bfl run $(1) $(DEMO) --out runs/demo-$(1)
+@echo
+
+endef
+demo: $(if $(wildcard $(READY)),$(READY),$(LIGHT))  ## train on handwritten digits, compare, ask about new images
+	@rm -rf $(TRAINED) runs/demo.html
+	$(foreach method,$(METHODS),$(call train,$(method)))
+	@$(if $(QUICK),echo "$(ROUNDS) rounds: a quick look (make demo compares methods from $(ENOUGH) rounds on)",\
+		$(BIN)/bfl compare $(TRAINED))
+	@$(BIN)/bfl report $(TRAINED) --out runs/demo.html
+	@$(BIN)/python examples/ask.py runs/demo-predictions.png $(wordlist 1,2,$(TRAINED))
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered -q

@@ -16,6 +16,7 @@ from bflcore.api import (
     TargetPrediction,
     load,
     load_model,
+    resume,
     run,
 )
 from bflcore.data.base import Dataset, DataSource
@@ -43,6 +44,7 @@ from bflcore.models.base import Model
 from bflcore.options import Component, component, option
 from bflcore.posteriors import Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
+from bflcore.problem.calibration.base import Calibrator
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
 from bflcore.registry.command import Command
 from bflcore.registry.hookspecs import hookimpl
@@ -57,15 +59,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
-    "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort", "Command",
-    "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes", "Engine",
-    "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
+    "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort",
+    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes",
+    "Engine", "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
     "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise", "Layout", "Likelihood",
     "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model", "OptionError",
     "Partitioner", "PluginError", "Point", "PointInference", "Posterior", "Prediction",
     "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
     "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
-    "component", "hookimpl", "load", "load_model", "option", "run",
+    "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.

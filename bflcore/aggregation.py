@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from types import EllipsisType
+from types import EllipsisType, MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
@@ -81,21 +81,24 @@ class Aggregator(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "aggregator"
-    families: ClassVar[tuple[str, ...]]  # posterior families the rule can fuse; empty: any
+    families: ClassVar[tuple[str, ...]] = ()  # posterior families the rule can fuse; empty: any
     weighs: ClassVar[bool] = True  # whether clients' weights matter
     ignores_weights_because: ClassVar[str] = ""  # the reason, of a rule that does not weigh
-    # Laws claimed, checked by `bflcore.testing.aggregation_laws`:
-    # pools             the scale of weights does not matter; weight zero leaves a client out
-    # adds-evidence     weights are ignored: every client's knowledge counts in full
-    # robust            weights are ignored, and a minority of liars cannot move the result far
-    # additive          the state does not grow with the number of clients
-    # keeps-variance    identical clients give their common variance
-    # shrinks-variance  K identical clients of equal weight give a K-th of it
-    # adds-precision    where a client is certain (variance 0), the certain ones decide
-    # narrow            the fused variance is at most the weighted mean of the clients'
-    # mixture           the variance of the means is part of the fused variance
-    # subtracts-prior   what the clients share through their prior counts once
-    tags: ClassVar[frozenset[str]] = frozenset()
+    # Each is checked by `bflcore.testing.aggregation_laws`.
+    known_tags = MappingProxyType(
+        {
+            "pools": "the scale of weights does not matter; weight zero leaves a client out",
+            "adds-evidence": "weights are ignored: every client's knowledge counts in full",
+            "robust": "weights are ignored, and a minority of liars cannot move the result far",
+            "additive": "the state does not grow with the number of clients",
+            "keeps-variance": "identical clients give their common variance",
+            "shrinks-variance": "K identical clients of equal weight give a K-th of it",
+            "adds-precision": "where a client is certain (variance 0), the certain ones decide",
+            "narrow": "the fused variance is at most the weighted mean of the clients'",
+            "mixture": "the variance of the means is part of the fused variance",
+            "subtracts-prior": "what the clients share through their prior counts once",
+        }
+    )
 
     @abc.abstractmethod
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
@@ -106,6 +109,16 @@ class Aggregator(Component, abc.ABC):
         is not the prior's or that the rule does not know, and for values that are not finite or
         variances below zero.
         """
+
+    def closed_form(
+        self, posteriors: Posterior, weights: Tensor, prior: Posterior
+    ) -> Posterior | None:
+        """Return what `fuse` must return ``[P]``, computed as the source states it (default: None).
+
+        The conformance kit compares the two on random posteriors ``[K, P]`` of positive variance.
+        Law by law, another rule can satisfy the same tags; this says which one it is.
+        """
+        return None
 
     def start(self, prior: Posterior) -> State:
         """Return the state of no clients."""

@@ -7,7 +7,16 @@ line. The command line prints that line alone and exits with status 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bflcore.options import Component
 
 __all__ = [
     "BflError",
@@ -18,9 +27,15 @@ __all__ = [
     "PluginError",
     "RoundError",
     "RunError",
+    "RunWarning",
+    "blamed",
+    "described",
     "nearest",
     "unknown",
 ]
+
+CORE = Path(__file__).parent
+LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 
 class BflError(Exception):
@@ -45,6 +60,10 @@ class DataError(BflError):
 
 class RunError(BflError):
     """A run directory cannot be written, read or continued."""
+
+
+class RunWarning(UserWarning):
+    """Something about a run that its user should know; the run goes on."""
 
 
 class RoundError(RunError):
@@ -80,3 +99,45 @@ def unknown(what: str, given: str, allowed: Iterable[str], next_step: str = "") 
     listed = ", ".join(names) if names else "none is installed"
     step = f"; {next_step}" if next_step else ""
     return OptionError(f"unknown {what} {given!r}{nearest(given, names)}; allowed: {listed}{step}")
+
+
+def described(error: BaseException, part: object) -> str:
+    """Return an exception in one line, with the innermost line of code that its author can change.
+
+    ``KeyError: 'mean' at mine/rule.py:42``: a line of the part's own package, or of a file that is
+    not part of a library.
+    """
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - the exception cannot even be printed
+        text = ""
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    cls = part if isinstance(part, type) else type(part)
+    package = sys.modules.get(cls.__module__.partition(".")[0])
+    homes = [Path(one) for one in getattr(package, "__path__", [])]
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [
+        (path, line)
+        for path, line in frames
+        if not path.is_relative_to(CORE)
+        and (any(map(path.is_relative_to, homes)) or not any(map(path.is_relative_to, LIBRARIES)))
+    ]
+    for path, line in (own or frames)[-1:]:
+        said += f" at {path.parent.name}/{path.name}:{line}"
+    return said
+
+
+@contextmanager
+def blamed(part: Component, round: int) -> Iterator[None]:
+    """Raise `RoundError` with the part's name, file and line for whatever the part raises.
+
+    What bflcore raises on purpose passes.
+    """
+    try:
+        yield
+    except BflError:
+        raise
+    except Exception as error:
+        raise RoundError(
+            f"round {round}: {part.kind} {part.name} failed: {described(error, part)}"
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
@@ -35,10 +36,8 @@ class HyperUpdate(Component, abc.ABC):
     """
 
     kind: ClassVar[str] = "hyper"
-    families: ClassVar[tuple[str, ...]]  # posterior families it can update; empty: any
-    # Claims that `bflcore.testing` checks:
-    # monotone  sum_k w_k KL(q_k || prior) never rises
-    tags: ClassVar[frozenset[str]] = frozenset()
+    families: ClassVar[tuple[str, ...]] = ()  # posterior families it can update; empty: any
+    known_tags = MappingProxyType({"monotone": "sum_k w_k KL(q_k || prior) never rises (checked)"})
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Return sums over the clients of `result` (weights ``[K]``).

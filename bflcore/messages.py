@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 SURVEY = "survey."  # prefix of what a broadcast's `hyper` holds of the survey
+CALIBRATION = "calibration."  # prefix of what `hyper` holds of the calibration, at the end
 KNOWN = "known prior"  # in place of a prior that clients know: a tensor without content
 
 
@@ -54,6 +55,11 @@ class Broadcast:
     def survey(self) -> dict[str, Tensor]:
         """The sums ``[...]`` of the survey, by name."""
         return within(self.hyper, SURVEY)
+
+    @property
+    def calibration(self) -> dict[str, Tensor]:
+        """The sums ``[...]`` of the calibration, by name; empty before the last round's end."""
+        return within(self.hyper, CALIBRATION)
 
     def followed_by(self, following: Broadcast) -> Broadcast:
         """Return the `following` round's broadcast with what never changes during a run."""
@@ -168,7 +174,11 @@ class LocalResult:
 
 @attrs.frozen(eq=False)
 class Answer:
-    """One client's answer to the survey before round 1: sums ``[...]`` over its training data."""
+    """One client's sums ``[...]``.
+
+    They are over its training data before round 1 (the survey), or over its calibration samples
+    after the last round.
+    """
 
     client: int
     sums: Mapping[str, Tensor]
@@ -182,7 +192,9 @@ class Evaluation:
 
     `personal`: the client's own model; `shared`: the server's model on the same samples, where
     it is a complete model and a different one; `curves`: the sums of the predictions that
-    `LocalInference.curves` names, axis -> value -> sums.
+    `LocalInference.curves` names, axis -> value -> sums; `calibrated`: the client's own model
+    once it is calibrated, empty before; `ood`: the sums that tell the client's test samples from
+    foreign ones (`bflcore.problem.ood`), in the last round and where there are such samples.
     """
 
     client: int
@@ -190,11 +202,17 @@ class Evaluation:
     shared: Mapping[str, Tensor] | None
     curves: Mapping[str, Mapping[float, Mapping[str, Tensor]]] = attrs.field(factory=dict)
     validation: bool = False
+    calibrated: Mapping[str, Tensor] = attrs.field(factory=dict)
+    ood: Mapping[str, Tensor] | None = None
 
 
 @attrs.frozen(eq=False)
 class Personalised:
-    """The memory ``[...]`` with which one client predicts; None if it is the one it stored."""
+    """The memory ``[...]`` with which one client predicts; None if it is the one it stored.
+
+    `calibration` are its own sums ``[...]``, where a calibrator uses them.
+    """
 
     client: int
     memory: Mapping[str, Tensor] | None
+    calibration: Mapping[str, Tensor] = attrs.field(factory=dict)

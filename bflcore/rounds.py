@@ -1,4 +1,4 @@
-"""The survey and the round loop.
+"""The survey, the round loop and the calibration.
 
                 prior, start  [P]                     posteriors [K, P], statistics
     server  ───────────────────────────►  clients ───────────────────────────────►  server
@@ -6,7 +6,7 @@
 
 Engines replace the middle arrow and nothing else. What the server keeps between rounds is exactly
 what it sends: the `Broadcast`. Before round 1 it knows of the data what the *survey* tells it: sums
-over clients.
+over clients. After the last round, calibrators get sums over samples that nobody trained on.
 
 A *block* is a fixed number of consecutive clients of the sorted cohort. Its clients are added in
 order, and the sums of blocks are merged in order: wherever a block is summed, and however many
@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from bflcore.aggregation import Aggregator, State, Statistics, add_sums
-from bflcore.engines.screening import screen, screen_answer
-from bflcore.errors import ClientError, RoundError
+from bflcore.engines.screening import screen, screen_answer, screen_fused
+from bflcore.engines.trust import TrustRegion
+from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
 from bflcore.lazy import lazy
-from bflcore.messages import SURVEY, Broadcast, Cohort, LocalResult, within
+from bflcore.messages import CALIBRATION, SURVEY, Broadcast, Cohort, LocalResult, within
+from bflcore.problem.calibration.base import ANSWERED
 from bflcore.problem.scaling import moments
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.weighting import Weighting, check_weights
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import Session
+    from bflcore.messages import Answer
     from bflcore.posteriors import Posterior
     from bflcore.problem.base import Problem
 else:
@@ -50,6 +53,7 @@ __all__ = [
     "Sums",
     "Survey",
     "begin",
+    "calibrate",
     "run_round",
     "sample_cohort",
     "survey",
@@ -72,7 +76,8 @@ class Recipe:
 class Round:
     """What one round produced: the next broadcast, and its record.
 
-    `report` holds the aggregator's numbers, for example how many coordinates it had to floor.
+    `report` holds the aggregator's numbers, for example how many coordinates it had to floor;
+    `heaviest` is the client with the largest weight, and its share of all weight.
     """
 
     broadcast: Broadcast
@@ -84,6 +89,7 @@ class Round:
     client_seconds: float
     server_seconds: float
     report: Mapping[str, float] = attrs.field(factory=dict)
+    heaviest: tuple[int, float] = (SERVER, 0.0)
 
 
 @attrs.frozen(eq=False)
@@ -119,7 +125,7 @@ class Sums:
 
 @attrs.frozen(eq=False)
 class Survey:
-    """What the survey gave: the sums ``[...]`` by name, who was left out, and what was sent."""
+    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent."""
 
     sums: Mapping[str, Tensor]
     dropped: tuple[ClientError, ...]
@@ -142,23 +148,65 @@ def survey(
     clients = problem.clients
     for form in _forms(inference, problem):
         down += len(clients) * _nbytes(sums)
-        total: Statistics = {}
-        answers = 0
-        for reply in session.survey(sums, clients):
-            answer = screen_answer(reply, form)
-            if isinstance(answer, ClientError):
-                dropped.append(answer)
-                continue
-            up += _nbytes(answer.sums)
-            answers += 1
-            total = add_sums(total, dict(answer.sums))
-        if answers < min_clients:
-            raise RoundError(
-                f"before round 1: {answers} of {len(clients)} clients answered the survey, "
-                f"{min_clients} are needed (--min-clients): {'; '.join(map(str, dropped[:3]))}"
-            )
-        sums |= total
+        found, answered = _add_up(session.survey(sums, clients), form, "survey")
+        dropped += found.dropped
+        up += found.bytes_up
+        if len(answered) < min_clients:
+            raise _too_few("before round 1", "survey", answered, clients, min_clients, dropped)
+        sums |= found.sums
     return Survey(sums, tuple(dropped), up, down)
+
+
+def calibrate(
+    problem: Problem, session: Session, broadcast: Broadcast, min_clients: int = 1
+) -> tuple[Broadcast, Survey]:
+    """Add up the clients' sums over calibration samples after the last round.
+
+    Returns the broadcast with the total, and with the clients that are in it, and what it cost.
+    Raises `RoundError` if fewer than `min_clients` give a valid answer.
+    """
+    clients, form = problem.clients, problem.uncalibrated()
+    found, answered = _add_up(session.calibrate(broadcast, clients), form, "calibrate")
+    if len(answered) < min_clients:
+        when = f"after round {broadcast.round}"
+        raise _too_few(when, "calibration", answered, clients, min_clients, found.dropped)
+    total = {**found.sums, ANSWERED: torch.tensor(answered, device=problem.device)}
+    hyper = {**broadcast.hyper, **{f"{CALIBRATION}{name}": t for name, t in total.items()}}
+    down = len(clients) * _nbytes(broadcast.sent())
+    return attrs.evolve(broadcast, hyper=hyper), attrs.evolve(found, bytes_down=down)
+
+
+def _add_up(
+    replies: Iterable[Answer | ClientError], form: Mapping[str, Tensor], stage: str
+) -> tuple[Survey, list[int]]:
+    """Return the sum of the valid answers, which have this form, and whose they are."""
+    dropped: list[ClientError] = []
+    answered: list[int] = []
+    total: Statistics = {}
+    up = 0
+    for reply in replies:
+        answer = screen_answer(reply, form, stage)
+        if isinstance(answer, ClientError):
+            dropped.append(answer)
+            continue
+        up += _nbytes(answer.sums)
+        answered.append(answer.client)
+        total = add_sums(total, dict(answer.sums))
+    return Survey(total, tuple(dropped), up, 0), answered
+
+
+def _too_few(
+    when: str,
+    asked: str,
+    answered: Sequence[int],
+    clients: Sequence[int],
+    due: int,
+    dropped: Sequence[ClientError],
+) -> RoundError:
+    return RoundError(
+        f"{when}: {len(answered)} of {len(clients)} clients answered the {asked}, {due} are needed "
+        f"(--min-clients): {'; '.join(map(str, dropped[:3]))}"
+    )
 
 
 def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor]]:
@@ -166,7 +214,7 @@ def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor
     x, y = problem.train.x[:0], problem.train.y[:0]
     nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
     asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
-    return [moments(x, y), asked] if problem.standardise else [asked]
+    return [moments(x, y, problem.indicators), asked] if problem.standardise else [asked]
 
 
 def begin(recipe: Recipe, problem: Problem) -> Broadcast:
@@ -196,16 +244,21 @@ def run_round(
     clients: Sequence[int],
     min_clients: int = 1,
     block: int = BLOCK,
+    trust: float = 0.0,
 ) -> Round:
     """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
-    Memory does not depend on the number of clients where the aggregator sums and the weighting is
-    `local`. Raises `RoundError` if fewer than `min_clients` give a valid result.
+    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted). Memory does
+    not depend on the number of clients where the aggregator sums and the weighting is `local`: the
+    results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
+    valid result, or if a part of the server fails or gives a posterior that is invalid: then the
+    broadcast is as it was.
     """
-    clock, rule = time.perf_counter(), recipe.aggregator
+    clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    arrivals = tally.screen(session.fit(broadcast, clients))
+    region = TrustRegion(broadcast, trust)
+    arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
     for _, members in groupby(weighed, key=lambda member: block_of[member[0].clients[0]]):
@@ -213,12 +266,19 @@ def run_round(
         for result, weights in members:
             summary = tally.summarise(recipe.hyper, result, weights)
             if summary is not None:
-                part = part.add(rule, result, weights, summary)
+                with blamed(rule, number):
+                    part = part.add(rule, result, weights, summary)
                 session.store(result)
-        total = total.merge(rule, part)
+        with blamed(rule, number):
+            total = total.merge(rule, part)
     tally.check(min_clients)
-    posterior, report = rule.finish(total.state), rule.report(total.state)
-    following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
+    with blamed(rule, number):
+        posterior, report = rule.finish(total.state), rule.report(total.state)
+        screen_fused(rule, posterior, broadcast.start, number)
+    with blamed(recipe.hyper, number):
+        following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
+        screen_fused(recipe.hyper, following.start, broadcast.start, number)
+        screen_fused(recipe.hyper, following.prior, broadcast.prior, number)
     return tally.close(following, report, time.perf_counter() - clock)
 
 
@@ -226,7 +286,7 @@ class Tally:
     """Who replied to a round and who was dropped and why; bytes, seconds and loss.
 
     `replied` and `dropped` are in order of arrival; `weights` ``[1]`` are those of the clients
-    that replied; `form` holds the shapes and dtypes of the statistics that `hyper` sums.
+    that replied.
     """
 
     def __init__(self, broadcast: Broadcast, clients: Sequence[int]) -> None:
@@ -236,12 +296,26 @@ class Tally:
         self.replied: list[int] = []
         self.dropped: list[ClientError] = []
         self.weights: list[Tensor] = []
-        self.form: dict[str, tuple[list[int], torch.dtype]] = {}
         self.loss = 0.0
         self.bytes_up = 0
         self.client_seconds = 0.0
 
-    def screen(self, replies: Iterable[LocalResult | ClientError]) -> Iterator[LocalResult]:
+    def screen(
+        self,
+        replies: Iterable[LocalResult | ClientError],
+        region: TrustRegion,
+        block_of: Mapping[int, int],
+    ) -> Iterator[LocalResult]:
+        """Yield the results that are valid and within the trust region, one client each."""
+        valid = self._valid(replies)
+        for _, members in groupby(valid, key=lambda result: block_of[result.clients[0]]):
+            for result in region.admit(members):
+                if isinstance(result, ClientError):
+                    self.dropped.append(result)
+                else:
+                    yield result
+
+    def _valid(self, replies: Iterable[LocalResult | ClientError]) -> Iterator[LocalResult]:
         """Yield the valid results of clients that were asked, one client each, as they arrive."""
         arriving = iter(replies)
         while True:
@@ -267,22 +341,13 @@ class Tally:
     def summarise(
         self, hyper: HyperUpdate, result: LocalResult, weights: Tensor
     ) -> Statistics | None:
-        """Count the client and return the statistics that `hyper` sums; None if it is dropped.
-
-        Shapes and dtypes must be those of the round's first client.
-        """
+        """Count the client and return the statistics that `hyper` sums; None if it is dropped."""
         (client,) = result.clients
         try:
             sums = hyper.summarise(result, weights, self.broadcast)
         except Exception as error:  # noqa: BLE001 - whatever a malformed statistic causes
             self.drop(client, f"its statistics do not fit ({type(error).__name__}: {error})")
             return None
-        form = {name: (list(tensor.shape), tensor.dtype) for name, tensor in sums.items()}
-        if self.replied and form != self.form:
-            first = self.replied[0]
-            self.drop(client, f"its statistics are {form}, not {self.form} as client {first}'s")
-            return None
-        self.form = form
         self.replied.append(client)
         self.weights.append(weights)  # one number per client, checked when all are known
         self.loss += float(result.loss[0])
@@ -314,7 +379,13 @@ class Tally:
             self.client_seconds,
             seconds - self.client_seconds,
             report,
+            self._heaviest(),
         )
+
+    def _heaviest(self) -> tuple[int, float]:
+        weights = torch.cat(self.weights)
+        row = int(weights.argmax())
+        return self.replied[row], float(weights[row] / weights.sum())
 
 
 def _uploaded(reply: LocalResult | ClientError) -> int:

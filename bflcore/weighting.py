@@ -6,7 +6,7 @@ import abc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from bflcore.errors import OptionError
+from bflcore.errors import OptionError, blamed
 from bflcore.lazy import lazy
 from bflcore.options import Component, component
 
@@ -42,15 +42,19 @@ class Weighting(Component, abc.ABC):
         """Yield every client's result with its weight ``[1]``.
 
         A weighting that is not `local` waits for all results. Raises `OptionError` if its weights
-        are invalid.
+        are invalid, `RoundError` if `weigh` fails.
         """
+        number = broadcast.round + 1
         if self.local:
             for result in results:
-                yield result, self.weigh(result.posterior, result.examples, broadcast)
+                with blamed(self, number):
+                    weights = self.weigh(result.posterior, result.examples, broadcast)
+                yield result, weights
         elif waiting := list(results):
             posteriors = type(broadcast.start).concatenate([one.posterior for one in waiting])
             examples = torch.cat([one.examples for one in waiting])
-            weights = self.weigh(posteriors, examples, broadcast)
+            with blamed(self, number):
+                weights = self.weigh(posteriors, examples, broadcast)
             check_weights(weights, len(waiting), [one.clients[0] for one in waiting])
             yield from zip(waiting, weights.split(1), strict=True)
 

@@ -22,9 +22,10 @@ def made(*words):
     return shown.stdout
 
 
-def demo():
+def demo(*words):
     """Return the demo's runs: method -> flags; `--out` is checked and left out."""
-    runs = re.findall(r"bfl run (\S+) (.*) --out runs/demo-(\S+)", made("-n", "demo", "READY="))
+    shown = made("-n", "demo", "LIGHT=", *words)
+    runs = re.findall(r"bfl run (\S+) (.*) --out runs/demo-(\S+)", shown)
     assert all(method == folder for method, _, folder in runs)
     return {method: flags for method, flags, _ in runs}
 
@@ -36,6 +37,31 @@ def test_the_demo_compares_personalised_methods_under_the_same_flags():
     assert len(set(runs.values())) == 1
     methods = load_registry().methods
     assert {methods[method].share for method in runs} == {"body"}
+
+
+@needs_make
+def test_a_quick_look_compares_nothing_that_has_not_converged():
+    shown = made("-n", "demo", "LIGHT=", "ROUNDS=3")
+    assert "bfl compare" not in shown
+    assert "3 rounds: a quick look" in shown
+    assert [*demo("ROUNDS=3")] == ["bpfed"]
+    assert len(demo("ROUNDS=40")) == 3
+
+
+@needs_make
+@pytest.mark.parametrize("words", [(), ("ROUNDS=3",)], ids=["whole", "quick"])
+def test_the_demo_ends_on_a_prediction(words):
+    last = made("-n", "demo", "LIGHT=", *words).splitlines()[-1]
+    assert re.search(r"examples/ask.py \S+ runs/demo-bpfed", last)
+    assert (ROOT / "examples" / "ask.py").is_file()
+
+
+@needs_make
+def test_the_demo_shows_what_it_installs_and_installs_what_it_needs():
+    shown = made("-n", "demo", "READY=none", "LIGHT=Makefile.none")
+    installs = shown.partition("-m pip install")[2].partition("touch")[0]
+    assert "--quiet" not in installs
+    assert re.findall(r"-e (\S+)", installs) == ["'.[data]'", "plugins/bpfed", "plugins/baselines"]
 
 
 @needs_make

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -29,9 +30,11 @@ from bflcore import (
 )
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
-from bflcore.errors import OptionError, RunError
+from bflcore.errors import OptionError, RoundError, RunError
 from bflcore.messages import Answer
-from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort, survey
+from bflcore.problem.base import Shares
+from bflcore.problem.calibration.conformal import Conformal
+from bflcore.rounds import Recipe, Sums, begin, calibrate, run_round, sample_cohort, survey
 from bflcore.testing.problems import Replies, first_broadcast, gaussian, normal, problem, reply
 
 SIZE = 6
@@ -353,6 +356,61 @@ def test_a_faulty_answer_is_left_out_with_its_reason(answer, reason):
         survey(Map(), problem(), session, min_clients=3)
 
 
+class Answering(Replies):
+    """Answers the calibration with what is given."""
+
+    def calibrate(self, broadcast, clients):
+        yield from self.answers
+
+
+def calibrating():
+    of = problem()
+    rows = [range(start, end) for start, end in zip(of.train.start, of.train.end, strict=True)]
+    samples = Shares.gather(of.train.x, of.train.y, rows)
+    return attrs.evolve(of, calibration=samples, calibrators=(Conformal(),))
+
+
+def test_the_calibration_adds_up_the_clients_that_answered_and_counts_bytes():
+    of = calibrating()
+    broadcast = begin(recipe(inference=Map()), of)
+    with Local(workers=1).open(of, Map(), 10) as session:
+        answers = list(session.calibrate(broadcast, of.clients))
+        after, found = calibrate(of, session, broadcast)
+    total = after.calibration
+    assert total["answered"].tolist() == [0, 1, 2]
+    counts = sum(answer.sums["conformal.scores"] for answer in answers)
+    assert total["conformal.scores"].equal(counts)
+    assert int(total["conformal.examples"]) == int(counts.sum()) == 14
+    assert found.bytes_up == 3 * (2048 * 8 + 8)
+    assert found.bytes_down == 3 * sum(t.nbytes for t in broadcast.sent().values())
+    assert after.survey.keys() == broadcast.survey.keys()
+    assert after.start is broadcast.start
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: -t, "conformal.examples of its answer is not an allowed number"),
+        (lambda t: t.double(), "its answer has the form"),
+        (lambda t: t[None], "its answer has the form"),
+    ],
+)
+def test_a_faulty_calibration_answer_is_left_out(change, reason):
+    of = calibrating()
+    form = of.uncalibrated()
+    right = [Answer(k, {name: t + 1 for name, t in form.items()}) for k in range(3)]
+    bad = Answer(1, {name: change(t) for name, t in right[1].sums.items()})
+    session = Answering(answers=[right[0], bad, right[2]])
+    after, found = calibrate(of, session, begin(recipe(inference=Map()), of))
+    assert after.calibration["answered"].tolist() == [0, 2]
+    assert int(after.calibration["conformal.examples"]) == 2
+    (dropped,) = found.dropped
+    assert (dropped.client, dropped.stage) == (1, "calibrate")
+    assert reason in dropped.reason
+    with pytest.raises(RunError, match="2 of 3 clients answered the calibration, 3 are needed"):
+        calibrate(of, session, begin(recipe(inference=Map()), of), min_clients=3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bytes_down_count_the_start_the_prior_and_the_state_for_every_client_asked(dtype):
     width = torch.finfo(dtype).bits // 8
@@ -565,3 +623,86 @@ def test_every_client_is_summarised_once(weighting):
     run([reply([0, 1, 2], GOOD)], hyper=Noted(), weighting=weighting)
     share = 1 if weighting.local else 60
     assert clients == [(k, pytest.approx(10 * (k + 1) / share)) for k in range(3)]
+
+
+def spoilt_rule(change):
+    @component
+    class Spoilt(Aggregator):
+        """Averages, and spoils what it found."""
+
+        name = "spoilt"
+
+        def fuse(self, posteriors, weights, prior):
+            return change(Average().fuse(posteriors, weights, prior))
+
+    return Spoilt()
+
+
+SPOILT = {
+    "not finite": (lambda q: q.map(lambda t: t * torch.nan), "mean is not finite"),
+    "a client axis": (
+        lambda q: q.map(lambda t: t[None]),
+        r"mean is torch.float64 \[1, 6\], not torch.float64 \[6\]",
+    ),
+    "float32": (
+        lambda q: q.map(torch.Tensor.float),
+        r"mean is torch.float32 \[6\], not torch.float64",
+    ),
+    "a gradient": (lambda q: q.map(lambda t: t.requires_grad_()), "mean requires grad; detach it"),
+    "a negative variance": (lambda q: Gaussian(q.mean, -q.variance), "variance is negative"),
+    "another family": (lambda q: Point(q.mean), "it is Point, not Gaussian"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), SPOILT.values(), ids=SPOILT)
+def test_a_fused_posterior_that_is_invalid_ends_the_round_and_its_aggregator_is_named(
+    change, reason
+):
+    before = sent()
+    with pytest.raises(
+        RoundError, match=f"^round 3: aggregator spoilt gave an invalid posterior: {reason}"
+    ):
+        run([reply([0], GOOD[[0]])], before, aggregator=spoilt_rule(change))
+    assert equal(before.start, sent().start)
+
+
+@component
+class Confused(Fixed):
+    """Sends a prior without meaning."""
+
+    name = "confused"
+
+    def update(self, broadcast, fused, total):
+        return Broadcast(broadcast.round + 1, fused, fused.map(lambda t: -t), {})
+
+
+def test_a_prior_that_is_invalid_is_the_hyper_updates_fault():
+    with pytest.raises(RoundError, match="^round 3: hyper confused gave .*: variance is negative"):
+        run([reply([0], GOOD[[0]])], hyper=Confused())
+
+
+def failing(base, method):
+    def fail(self, *_):
+        return {}["nothing"]
+
+    return component(type("Failing", (base,), {"name": "failing", method: fail}))()
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        *((Average, method) for method in ("encode", "merge", "decode", "report")),
+        (Together, "fuse"),
+        *((Given, "weigh"), (NotLocal, "weigh"), (Fixed, "update")),
+    ],
+)
+def test_a_server_part_that_raises_is_named_with_its_file_and_line(part, method):
+    wrong = failing(part, method)
+    line = failing.__code__.co_firstlineno + 2
+    with pytest.raises(RoundError) as caught:
+        run([reply([0], GOOD[[0]])], **{wrong.kind: wrong})
+    folder = Path(__file__).parent.name
+    assert str(caught.value) == (
+        f"round 3: {wrong.kind} failing failed: KeyError: 'nothing' at "
+        f"{folder}/{Path(__file__).name}:{line}"
+    )

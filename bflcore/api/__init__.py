@@ -9,7 +9,7 @@ A run needs its data while it trains. Afterwards the run directory is complete w
 
 from bflcore.api.model import ClientModel, load_model
 from bflcore.api.prediction import ClassPrediction, Prediction, TargetPrediction
-from bflcore.api.runs import Run, load, run
+from bflcore.api.runs import Run, load, resume, run
 
 __all__ = [
     "ClassPrediction",
@@ -19,5 +19,6 @@ __all__ = [
     "TargetPrediction",
     "load",
     "load_model",
+    "resume",
     "run",
 ]

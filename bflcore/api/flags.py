@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bflcore.errors import OptionError, nearest, unknown
-from bflcore.experiments.resolve import chosen_class, resolve
+from bflcore.experiments.resolve import CALIBRATOR, chosen_class, resolve
 from bflcore.options import options_of
 from bflcore.options.kinds import CONFIGURABLE, PARTS
 from bflcore.options.settings import DataSettings, RunSettings
@@ -42,10 +42,25 @@ def resolve_flags(
     """
     flags = _flags(given)
     for part, key, text in [*_short(given), *map(_assignment, options)]:
+        if part == CALIBRATOR:
+            _set_calibrator(registry, flags, key, text)
+            continue
         cls = chosen_class(registry, method, part, file, flags)
         value = text if cls is None else parse_text(cls, key, text, part)
         flags.setdefault(part, {})[key] = value
     return resolve(registry, method, file, flags)
+
+
+def _set_calibrator(registry: Registry, flags: Values, key: str, text: str) -> None:
+    """Set ``calibrator.NAME.OPTION``: a run may have several calibrators."""
+    name, dot, option = key.partition(".")
+    if not dot:
+        raise OptionError(
+            f"-o: {CALIBRATOR}.{key} is not allowed; allowed: {CALIBRATOR}.NAME.OPTION=VALUE, for "
+            f"example -o {CALIBRATOR}.conformal.scope=client"
+        )
+    value = parse_text(registry.calibrators[name], option, text, f"{CALIBRATOR}.{name}")
+    flags.setdefault(CALIBRATOR, {}).setdefault(name, {})[option] = value
 
 
 def _flags(given: Mapping[str, Any]) -> Values:
@@ -84,6 +99,6 @@ def _assignment(text: str) -> tuple[str, str, str]:
             f"-o: {text!r} is not allowed{nearest(target, CONFIGURABLE)}; allowed: "
             "PART.OPTION=VALUE, for example -o inference.lr=0.01"
         )
-    if part not in CONFIGURABLE:
-        raise unknown("part in -o", part, CONFIGURABLE)
+    if part not in {*CONFIGURABLE, CALIBRATOR}:
+        raise unknown("part in -o", part, [*CONFIGURABLE, CALIBRATOR])
     return part, key, value

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bflcore.api.given import as_table
+from bflcore.data.tables import SUFFIXES, Table, read_table
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from bflcore.data.schema import Schema
     from bflcore.experiments.description import Description
 else:
     np = lazy("numpy")
@@ -27,8 +31,19 @@ def samples(x: Any, described: Description) -> Tensor:
     """Return raw samples as the run's own samples were before standardisation: ``[B, ...]``.
 
     `x` is a tensor, an array or a list ``[B, *shape]``; bytes are scaled as those of the training
-    data were. Raises `DataError` for another shape or type, or for values that are not finite.
+    data were. Where the run was trained on a table, `x` is one, too: a data frame, a dict of columns
+    or a list of dicts; of numbers alone, also an array ``[B, columns]``. Missing values become NaN;
+    what is ignored is a warning. Raises `DataError` for another shape or type, or for values that
+    are not finite.
     """
+    if described.schema is not None:
+        found = _of_table(x, described.schema)
+        if not described.standardise and np.isnan(found).any():
+            raise DataError(
+                "x has missing values, but the model was trained without standardisation, which "
+                "would replace them; fill them in"
+            )
+        return torch.as_tensor(found)
     given = x if isinstance(x, torch.Tensor) else np.asarray(x)
     if not isinstance(given, torch.Tensor):
         if given.dtype.kind not in "fiub":
@@ -55,6 +70,27 @@ def samples(x: Any, described: Description) -> Tensor:
     return 2 * result - 1 if described.input_range == "-1,1" else result
 
 
+def _of_table(x: Any, schema: Schema) -> Any:
+    """Return the features ``[B, F]`` of rows given with names, or by position."""
+    table = x if isinstance(x, Table) else as_table(x)
+    if table is not None:
+        found, notes = schema.read(table)
+        for note in notes:
+            warnings.warn(note, stacklevel=5)
+        return found
+    given = np.asarray(x)
+    if given.dtype.kind not in "fiub" or given.ndim != 2 or given.shape[1] != len(schema.columns):
+        names = ", ".join(column.name for column in schema.columns[:5])
+        more = ", ..." if len(schema.columns) > 5 else ""
+        raise DataError(
+            f"x has shape {list(given.shape)}, but the model was trained on a table with the columns "
+            f"{names}{more}; give a data frame or a list of dicts"
+        )
+    if np.isinf(given).any():
+        raise DataError("x has infinity; remove it")
+    return schema.read_numbers(given)
+
+
 def targets(y: Any, described: Description, count: int) -> Tensor:
     """Return the targets of `count` samples: class labels ``[N]``, or real targets ``[N, T]``.
 
@@ -72,21 +108,22 @@ def targets(y: Any, described: Description, count: int) -> Tensor:
             )
         return torch.as_tensor(real.astype(np.float32))
     number = {name: label for label, name in enumerate(described.classes)}
-    if given.dtype.kind in "iu" and given.ndim == 1:
-        labels = given.astype(np.int64)
-    else:
-        labels = np.array([number.get(str(name), -1) for name in given.reshape(-1)], np.int64)
+    labels = np.array([number.get(str(name), -1) for name in given.reshape(-1)], np.int64)
+    if given.dtype.kind in "iu" and given.ndim == 1 and (labels < 0).all():
+        labels = given.astype(np.int64)  # numbers of classes that have other names
     if len(labels) != count or labels.min(initial=0) < 0 or labels.max(initial=0) >= len(number):
         raise DataError(f"y has other labels than the run; allowed: {', '.join(described.classes)}")
     return torch.as_tensor(labels)
 
 
-def read_samples(path: Path, shape: tuple[int, ...]) -> Any:
+def read_samples(path: Path, shape: tuple[int, ...], schema: Schema | None = None) -> Any:
     """Read samples ``[B, *shape]``: ``x`` of an .npz file, or a .csv or .parquet file of numbers.
 
-    A first line of a .csv file that is not numeric holds names. Raises `DataError` for another
-    kind of file or content.
+    With the `schema` of a run on a table, also a table with names. A first line of a .csv file that
+    is not numeric holds names. Raises `DataError` for another kind of file or content.
     """
+    if schema is not None and path.suffix.lower() in SUFFIXES:
+        return read_table(path)
     if path.suffix not in {".npz", ".csv", ".parquet"}:
         raise DataError(
             f"{path} cannot be read; allowed: an .npz file with x, or a .csv or .parquet file"

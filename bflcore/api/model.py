@@ -13,7 +13,8 @@ from bflcore.api.inputs import samples
 from bflcore.api.prediction import Prediction, prediction_of
 from bflcore.errors import RunError
 from bflcore.lazy import lazy
-from bflcore.messages import Broadcast, Cohort, within
+from bflcore.messages import CALIBRATION, Broadcast, Cohort, within
+from bflcore.problem.calibration.base import fit
 from bflcore.randomness import stream
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bflcore.experiments.description import Description
     from bflcore.inference.base import LocalInference
     from bflcore.problem import Problem
+    from bflcore.problem.calibration.base import Fitted
     from bflcore.problem.likelihoods import Predictive
     from bflcore.registry import loading
 else:
@@ -51,7 +53,8 @@ class ClientModel:
 
     `id` is the owner's id; `number` the client's number in the run, from which the draws of a
     prediction derive: the same samples always give the same prediction. `memory` ``[...]`` is what
-    the client keeps. `settings` have the form of ``experiment.toml``.
+    the client keeps, `calibration` ``[...]`` its own sums, where calibrators use them. `settings`
+    have the form of ``experiment.toml``.
     """
 
     id: int | str
@@ -64,18 +67,20 @@ class ClientModel:
     settings: Mapping[str, Any] = attrs.field(repr=False)
     size: int = 0  # training samples
     novel: bool = False
+    calibration: Mapping[str, Tensor] = attrs.field(factory=dict, repr=False)
 
-    def predict(self, x: Any) -> Prediction:
+    def predict(self, x: Any, *, calibrated: bool = True) -> Prediction:
         """Predict raw samples `x` ``[B, ...]``, an array or a tensor, in the form of the data set.
 
         The scale of bytes, the range of inputs and standardisation are applied here, and real
-        targets are given back in their own units. Raises `DataError` for samples of another form.
+        targets are given back in their own units. Calibrators that the run fitted adjust the
+        prediction, unless `calibrated` is false. Raises `DataError` for samples of another form.
         """
         inputs, likelihood = self._inputs(x), self.problem.likelihood
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
-            parts = [self._predictive(block) for block in inputs.split(work.BLOCK)]
+            parts = [self.predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
-        return prediction_of(parts, classes, self.problem.train.scaling)
+        return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
 
     @property
     def posterior(self) -> dict[str, dict[str, Tensor]]:
@@ -120,25 +125,31 @@ class ClientModel:
         }
         server = {f"broadcast.{name}": t for name, t in self.broadcast.pack().items()}
         own = {f"memory.{name}": t for name, t in self.memory.items()}
-        models.write_tensors(Path(path), server | own, header)
+        sums = {f"{CALIBRATION}{name}": t for name, t in self.calibration.items()}
+        models.write_tensors(Path(path), server | own | sums, header)
         return Path(path)
 
     def export(self, path: Path | str, draws: int | None = None) -> str:
         """Write a program for other runtimes, ``.pt2`` or ``.onnx``; return what it maps to what.
 
         It maps raw samples to probabilities, or to mean and variance, averaging the model's number
-        of draws, or `draws`. Raises `OptionError` where that is not how the model predicts, and
+        of draws, or `draws`; columns of a table come encoded, and predictions are not calibrated.
+        Raises `OptionError` where that is not how the model predicts, and
         `RunError` if the file cannot be written.
         """
         return exporting.write_program(self, Path(path), draws)
 
-    def predictive(self, x: Any) -> Predictive:
-        """Predict raw samples `x` ``[B, ...]`` as the inference does, before any averaging."""
-        return self._predictive(self._inputs(x))
-
-    def _predictive(self, inputs: Tensor) -> Predictive:
+    def predictive(self, inputs: Tensor) -> Predictive:
+        """Predict samples ``[B, ...]`` as the network gets them, before anything is averaged."""
         cohort = self._cohort()
         return self.inference.predict(self.problem, self.broadcast, cohort, inputs[None])
+
+    def _fitted(self, calibrated: bool) -> tuple[Fitted, ...]:
+        """Return what the predictions are calibrated with."""
+        if not calibrated:
+            return ()
+        total = self.broadcast.calibration
+        return fit(self.problem.calibrators, self.number, self.calibration, total)
 
     def _inputs(self, x: Any) -> Tensor:
         problem = self.problem
@@ -179,7 +190,7 @@ def load_model(path: Path | str, device: str = "") -> ClientModel:
     `device`: that of the run, unless given. Raises `RunError` for another file.
     """
     where = Path(path)
-    header, tensors = models.read_tensors(where)
+    header, tensors, _ = models.read_tensors(where)
     if header.get("format") != FORMAT or "settings" not in header:
         raise RunError(f"{where} is not a model; allowed: a file that bfl export wrote")
     described = describing.Description.from_json(header["data"], where)
@@ -199,4 +210,5 @@ def load_model(path: Path | str, device: str = "") -> ClientModel:
         settings,
         header["size"],
         header["novel"],
+        within(placed, CALIBRATION),
     )

@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.prepare import build_problem
+from bflcore.experiments.resolve import CALIBRATOR, build_calibrators
 from bflcore.models.user import load_factory
 from bflcore.options import Component, build, options_of
 from bflcore.options.settings import RunSettings
@@ -25,6 +26,7 @@ __all__ = ["rebuild", "settings_of"]
 
 # What of experiment.toml is needed to predict, besides the settings of the run.
 NEEDED = ("method", "inference", "model", "likelihood")
+OPTIONAL = (CALIBRATOR,)  # where there is any
 
 
 def settings_of(values: Mapping[str, Any], where: object) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def settings_of(values: Mapping[str, Any], where: object) -> dict[str, Any]:
     missing = [name for name in NEEDED if name not in values]
     if missing:
         raise RunError(f"{where}: {missing[0]} is missing")
-    needed = {declared.name for declared in options_of(RunSettings)} | {*NEEDED}
+    needed = {declared.name for declared in options_of(RunSettings)} | {*NEEDED, *OPTIONAL}
     return {name: value for name, value in values.items() if name in needed}
 
 
@@ -65,7 +67,9 @@ def rebuild(
     y = problem.train.y.new_zeros(1, *problem.train.y.shape[1:])
     ends = tuple(accumulate(client.train for client in description.clients)) or (0,)
     train = Shares(x, y, (0, *ends[:-1]), ends)
-    return attrs.evolve(problem, train=train), _component(registry, "inference", values)
+    calibrators = build_calibrators(registry, run.calibrate, values.get(CALIBRATOR, {}))
+    problem = attrs.evolve(problem, train=train, calibrators=calibrators)
+    return problem, _component(registry, "inference", values)
 
 
 def _component(registry: Registry, kind: str, values: Mapping[str, Any]) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from bflcore.api import inputs
+from bflcore.api.given import own_data
 from bflcore.api.model import ClientModel
+from bflcore.data.user import MEMORY
 from bflcore.errors import OptionError, RunError, unknown
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
     import torch
 
     from bflcore.api import flags, rebuild
+    from bflcore.data.tables import Table
+    from bflcore.data.user import Arrays
     from bflcore.engines import pool
-    from bflcore.experiments import caveats, directory, prepare, resolve
+    from bflcore.experiments import caveats, directory, integrity, prepare, resolve
     from bflcore.experiments import description as describing
+    from bflcore.experiments import resume as resuming
     from bflcore.experiments import run as running
     from bflcore.experiments.checkpoint import Checkpoint
     from bflcore.experiments.models import Models
     from bflcore.experiments.records import Record
+    from bflcore.experiments.run import Progress
     from bflcore.inference.base import LocalInference
     from bflcore.problem import Problem
     from bflcore.registry import loading
@@ -41,13 +46,15 @@ else:
     describing = lazy("bflcore.experiments.description")
     directory = lazy("bflcore.experiments.directory")
     flags = lazy("bflcore.api.flags")
+    integrity = lazy("bflcore.experiments.integrity")
     prepare = lazy("bflcore.experiments.prepare")
     rebuild = lazy("bflcore.api.rebuild")
     resolve = lazy("bflcore.experiments.resolve")
+    resuming = lazy("bflcore.experiments.resume")
     running = lazy("bflcore.experiments.run")
     loading = lazy("bflcore.registry.loading")
 
-__all__ = ["Run", "load", "round_line", "run"]
+__all__ = ["Run", "load", "resume", "round_line", "run"]
 
 
 class Run:
@@ -67,22 +74,19 @@ class Run:
         """The content of ``summary.json``: final metrics, seconds, bytes."""
         path = self.path / "summary.json"
         try:
-            found: Record = json.loads(path.read_text(encoding="utf-8"))
+            return integrity.read_json(path)
         except FileNotFoundError:
             raise RunError(
                 f"{self.path} is not finished; continue with: bfl resume {self.path}"
             ) from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({error})") from None
-        return found
 
     @property
     def history(self) -> list[Record]:
         """The evaluated rounds: the lines of ``metrics.jsonl``."""
         path = self._folder.metrics
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as error:
+            return integrity.read_lines(path)
+        except OSError as error:
             raise RunError(f"{path} cannot be read ({error})") from None
 
     def history_frame(self) -> Any:
@@ -121,7 +125,9 @@ class Run:
         if str(id) not in numbers:
             raise unknown("client", str(id), numbers)
         number = numbers[str(id)]
-        return self._model(self.clients[number], number, self._memory(number))
+        model = self._model(self.clients[number], number, self._memory(number))
+        own = self._models.read_calibration(number, self._problem.device)
+        return attrs.evolve(model, calibration=own)
 
     def adapt(self, x: Any, y: Any) -> ClientModel:
         """Return a model for a client that the run never saw, given its samples.
@@ -234,14 +240,17 @@ def run(
     method: str,
     *,
     out: Path | str | None = None,
-    progress: bool | Callable[[int, float, Record | None], None] = False,
+    progress: bool | Progress = False,
     options: Mapping[str, object] | None = None,
     **flags_given: Any,
 ) -> Run:
     """Run a method, or a file ``experiment.toml``, and return the finished run.
 
     Other arguments are the flags of ``bfl run``, with underscores: ``data="digits", rounds=20,
-    local_epochs=3``. `options` are those of ``-o``: ``{"inference.kl_weight": 0.3}``. `out` is the
+    local_epochs=3``. `data` may also be what Python holds: a data frame or a dict of columns
+    (``target="outcome", client="hospital"``), a dict or a tuple of arrays x, y and client, samples
+    ``[N, ...]`` with arrays as `target` and `client`, a torch or a Hugging Face data set. They are
+    not kept: to continue such a run, see `resume`. `options` are those of ``-o``: ``{"inference.kl_weight": 0.3}``. `out` is the
     run directory (default: a new folder under runs/). `progress` prints a line per round, or is
     called with its number, its loss and its record. What ``bfl run`` warns of is a warning here.
     Raises `BflError` for a mistake, as the command line does.
@@ -250,24 +259,57 @@ def run(
     file: dict[str, Any] = {}
     if method.endswith(".toml"):
         file = resolve.read(Path(method))
-        method = file.get("method", "")
+        method = resolve.method_of(file, Path(method))
     if not method:
         raise OptionError("no method is given; give its name, or a file with the key method")
-    given = {name: _plain(value) for name, value in flags_given.items()}
+    own, given = _own(flags_given)
     texts = [f"{name}={value_text(value)}" for name, value in (options or {}).items()]
     experiment = flags.resolve_flags(registry, method, file, given, texts)
-    prepared = prepare.prepare(experiment)
+    prepared = prepare.prepare(experiment, own)
     path = Path(out) if out else directory.default_directory(experiment)
     folder = directory.RunDirectory.create(path, prepared, registry)
     for text in caveats.caveats(prepared):
         warnings.warn(text, stacklevel=2)
-    report = progress if callable(progress) else (_print if progress else _ignore)
-    running.execute(prepared, folder, report)
+    if progress is True:
+        sys.stdout.writelines(f"{note}\n" for note in prepared.notes)
+    running.execute(prepared, folder, _reporter(progress))
     return Run(path, experiment.run.device)
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+def resume(
+    path: Path | str,
+    data: Any = None,
+    *,
+    target: Any = None,
+    client: Any = None,
+    progress: bool | Progress = False,
+) -> Run:
+    """Continue a run exactly where it stopped, and return it finished.
+
+    A run does not keep data that Python held: give the same `data`, and `target` and `client` where
+    they were arrays. Raises `RunError` if anything that its results depend on has changed.
+    """
+    registry, path = loading.load_registry(), Path(path)
+    own, _ = _own({"data": data, "target": target, "client": client})
+    prepared, folder, changes = resuming.reopen(path, registry, own)
+    if changes:
+        raise RunError(f"cannot resume {path} unchanged: {'; '.join(changes)}; restore it")
+    if not (path / "summary.json").exists():
+        running.execute(prepared, folder, _reporter(progress))
+    return Run(path, prepared.experiment.run.device)
+
+
+def _reporter(progress: bool | Progress) -> Progress:
+    return progress if callable(progress) else (_print if progress else _ignore)
+
+
+def _own(given: Mapping[str, Any]) -> tuple[Table | Arrays | None, dict[str, Any]]:
+    """Take data that Python holds out of the flags; paths become text."""
+    plain = {name: str(v) if isinstance(v, Path) else v for name, v in given.items()}
+    data = plain.get("data")
+    if data is None or isinstance(data, str):
+        return None, plain
+    return own_data(data, plain | {"data": MEMORY})
 
 
 def _ignore(number: int, loss: float, record: Record | None) -> None:

@@ -9,11 +9,12 @@ import importlib
 import logging
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from bflcore.errors import BflError
+from bflcore.errors import BflError, RunWarning
 
 if TYPE_CHECKING:
     from bflcore.registry.command import Command
@@ -110,7 +111,10 @@ def main(arguments: list[str] | None = None) -> None:
         logging.getLogger("bflcore").setLevel(logging.DEBUG)
     try:
         words = [word for word in given if word != DEBUG]
-        status: Any = bfl.main(args=words, prog_name="bfl", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", RunWarning)
+            warnings.showwarning = _show
+            status: Any = bfl.main(args=words, prog_name="bfl", standalone_mode=False)
     except BflError as error:
         _refuse(str(error), debug)
     except click.UsageError as error:
@@ -122,6 +126,23 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print what concerns a run in one line, and other warnings as Python does."""
+    if issubclass(category, RunWarning):
+        click.echo("warning: " + " ".join(str(message).split()), err=True)
+    else:
+        (file or sys.stderr).write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
 
 
 def _refuse(message: str, debug: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bflcore.cli.progress import show_progress
+from bflcore.cli.progress import print_final, print_header, show_progress
 from bflcore.errors import RoundError
 from bflcore.experiments.caveats import caveats
 
@@ -25,15 +25,18 @@ def execute_and_report(
 ) -> None:
     """Run the remaining rounds and write the report; if it is cut short, say how to continue.
 
-    Warnings come first, on standard error, even if `quiet`.
+    Warnings come first, on standard error, even if `quiet`; notes follow on a run that begins.
     """
     from bflcore.experiments.run import execute
-    from bflcore.report import write_report
 
     checkpoints, path = directory.checkpoints, directory.path
     done = checkpoints.reached or 0
+    if not (quiet or as_json):
+        print_header(prepared, path)
     for text in caveats(prepared):
         click.echo(f"warning: {text}", err=True)
+    for text in () if quiet or done else prepared.notes:
+        click.echo(text, err=True)
     try:
         with show_progress(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
             summary = execute(prepared, directory, progress)
@@ -42,10 +45,13 @@ def execute_and_report(
         raise click.exceptions.Exit(130) from None
     except RoundError as error:
         raise RoundError(f"{error}. {_how_to_continue(checkpoints.reached, path)}") from None
+    from bflcore.report import write_report  # not sooner: a run should begin at once
+
     report = write_report([path])
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     elif not quiet:
+        print_final(path)
         click.echo(f"run directory: {path}\nreport: {report}")
 
 

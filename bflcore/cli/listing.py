@@ -50,7 +50,7 @@ def list_plugins(as_json: bool) -> None:
 @JSON
 def list_components(kind: str | None, as_json: bool) -> None:
     """List the components of KIND, or of every kind; bfl list settings lists the settings."""
-    registry = load_registry()
+    registry, kind = load_registry(), kind and _singular(kind)
     kinds = [kind] if kind else [*(kind.name for kind in KINDS), "settings"]
     found = {
         kind: [_entry(registry, component) for component in _components(registry, kind).values()]
@@ -75,7 +75,7 @@ def show(kind: str, name: str, as_json: bool) -> None:
 
     bfl show settings run and bfl show settings data explain the settings.
     """
-    registry = load_registry()
+    registry, kind = load_registry(), _singular(kind)
     component = _components(registry, kind)[name]
     facts = {
         **_entry(registry, component),
@@ -101,6 +101,12 @@ def show(kind: str, name: str, as_json: bool) -> None:
         default = value_text(option.default) or "none"
         click.echo(f"  {prefix}{called} = {default}  ({type_name(option.type)}){allowed}")
         click.echo(f"      {option.help}")
+
+
+def _singular(kind: str) -> str:
+    """Return the name of a kind that is given in the plural, any other text as it is."""
+    plurals = {each.plural.replace("_", "-"): each.name for each in KINDS}
+    return plurals.get(kind.replace("_", "-"), kind)
 
 
 class _Settings(dict[str, type[Component]]):

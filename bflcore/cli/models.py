@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,21 +37,34 @@ def _out(flag: str, text: str) -> Callable[[Any], Any]:
 @click.argument("samples", metavar="INPUT", type=click.Path(path_type=Path))
 @CLIENT
 @_out("--out", "file to write (.csv, .parquet or .npz)")
+@click.option(
+    "--coverage",
+    type=float,
+    help="rate at which sets or intervals have the target, for runs with --calibration-fraction "
+    "[default: 0.9]",
+)
 @DEVICE
-def predict(run: Path, samples: Path, id: str | None, out: Path, device: str) -> None:
+def predict(
+    run: Path, samples: Path, id: str | None, out: Path, coverage: float | None, device: str
+) -> None:
     """Predict the samples in INPUT with a model of RUN, and say how uncertain it is.
 
-    RUN is a run directory, or a file that bfl export or bfl adapt wrote. INPUT is an .npz file with
-    x, or a .csv or .parquet file of numbers, one row per sample, in the form of the data set:
-    scaling is applied here.
+    RUN is a run directory, or a file that bfl export or bfl adapt wrote. INPUT has the form of the
+    data set: a table with the names of its columns, .csv or .parquet; or an .npz file with x, or a
+    .csv or .parquet file of numbers. Encoding and scaling are applied here.
     """
     from bflcore.api.inputs import read_samples
     from bflcore.api.tables import check_table, write_table
 
     check_table(out)
     model = _model(run, id, device)
-    x = read_samples(samples, model.description.shape)
-    write_table(out, _columns(model, x))
+    x = read_samples(samples, model.description.shape, model.description.schema)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
+        columns = _columns(model, x, coverage)
+    for said in dict.fromkeys(str(note.message) for note in noted):
+        click.echo(f"note: {said}", err=True)
+    write_table(out, columns)
     click.echo(f"predictions: {out}")
 
 
@@ -108,13 +122,14 @@ def adapt(run: Path, samples: Path, out: Path, device: str) -> None:
     click.echo(f"model: {model.save(out)} (adapted to {model.size} samples)")
 
 
-def _columns(model: ClientModel, x: Any) -> dict[str, list[object]]:
+def _columns(model: ClientModel, x: Any, coverage: float | None) -> dict[str, list[object]]:
     """Predict in pieces, with a bar on a terminal where there are many; return the table."""
     found: dict[str, list[object]] = {}
     starts = range(0, len(x), PIECE) if len(x) else [0]
     with click.progressbar(starts, file=sys.stderr, hidden=len(x) <= PIECE) as pieces:
         for start in pieces:
-            for name, column in model.predict(x[start : start + PIECE]).columns().items():
+            prediction = model.predict(x[start : start + PIECE])
+            for name, column in prediction.columns(coverage).items():
                 found.setdefault(name, []).extend(column)
     return found
 

@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""What a run prints: a header, live progress (a bar on a terminal, else lines), final metrics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,58 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.records import Record
     from bflcore.experiments.resolve import Experiment
     from bflcore.experiments.run import Progress
 
-__all__ = ["show_progress"]
+__all__ = ["print_final", "print_header", "show_progress"]
 
-SHOWN = ("accuracy", "ece", "rmse")  # while running
+SHOWN = ("accuracy", "ece", "rmse")  # while running; means over clients
+SHORT = {"accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE", "nll": "NLL"}  # two fit on a bar
+WIDTHS = {"metrics": 27, "time": 7, "bar": 5}  # columns of a terminal that a bar needs at least
+
+
+def print_header(prepared: Prepared, path: Path) -> None:
+    """Say what is about to run: method, data, clients, parameters, processes, folder."""
+    experiment, problem = prepared.experiment, prepared.problem
+    known = prepared.description.clients
+    train, test = (sum(getattr(one, kind) for one in known) for kind in ("train", "test"))
+    data = experiment.data
+    click.echo(
+        f"{experiment.method} on {data.data}: {len(known)} clients ({data.partition}), "
+        f"{train} training and {test} test samples, {problem.layout.total} parameters",
+        err=True,
+    )
+    notes = [
+        f"{experiment.run.rounds} rounds",
+        experiment.engine.workplace(problem, experiment.inference),
+    ]
+    if problem.foreign is not None:
+        notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
+    click.echo(f"{', '.join(notes)}; results in {path}", err=True)
+    untested = [str(one.id) for one in known if not one.test]
+    if untested and test:
+        click.echo(f"clients without test samples: {', '.join(untested)}", err=True)
+
+
+def print_final(path: Path) -> None:
+    """Print a finished run's final metrics."""
+    from bflcore.report.reading import read_run
+    from bflcore.report.table import MEANING, final_rows, print_table
+
+    run = read_run(path)
+    if rows := final_rows(run):
+        print_table(rows)
+        click.echo(f"{MEANING['mean']}\n{MEANING['pooled']}")
+    if (worst := run.worst) and len(run.tested) > 1:
+        metric = "accuracy" if run.classifies else "rmse"
+        click.echo(
+            f"Worst client: {run.client(worst['client'])}, {SHORT[metric]} {worst[metric]:.4f} on "
+            f"{worst['examples']} test samples."
+        )
 
 
 @contextmanager
@@ -37,18 +82,21 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
+    console, total = Console(stderr=True), experiment.run.rounds
+    counted = 2 * len(str(total)) + 1
+    room = console.width - sum(WIDTHS.values()) - counted - 4  # a space between columns
     columns = (
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
         MofNCompleteColumn(),
+        BarColumn(None, table_column=Column(ratio=1, min_width=WIDTHS["bar"])),
         TextColumn("{task.fields[metrics]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(
-            experiment.method, total=experiment.run.rounds, metrics="", completed=done
-        )
+    with Bar(*columns, console=console, expand=True) as bar:
+        name = experiment.method[: max(3, room)]
+        task = bar.add_task(name, total=total, metrics="", completed=done)
         if experiment.run.pretrain and not done:
             bar.console.print(_pretraining(experiment))
         latest = ""
@@ -56,10 +104,10 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
         def progress(number: int, loss: float, record: Record | None) -> None:
             nonlocal latest
             if record is not None:
-                latest = _metrics(record)
+                latest = _two(record)
                 for failure in record["dropped"]:
                     bar.console.print(_drop(failure), style="yellow")
-            bar.update(task, completed=number, metrics=f"loss {loss:.3f}  {latest}")
+            bar.update(task, completed=number, metrics=latest)
 
         yield progress
 
@@ -101,10 +149,16 @@ def _metrics(record: Record) -> str:
         for name in SHOWN:
             found = record.get(f"{group}.{name}")
             if found is not None:
-                value = found["pooled"] if name == "ece" else found["mean"]
-                parts.append(f"{group}.{name} {value:.4f}")
+                parts.append(f"{group}.{name} {found['mean']:.4f}")
     return "  ".join(parts)
 
 
+def _two(record: Record) -> str:
+    """Return two metrics of the clients' own models, which fit wherever a bar fits."""
+    found = [(text, record.get(f"personal.{name}")) for name, text in SHORT.items()]
+    parts = [f"{text} {metric['mean']:.4g}" for text, metric in found if metric is not None]
+    return " ".join(parts[:2])[: WIDTHS["metrics"]]
+
+
 def _drop(failure: Record) -> str:
-    return f"round {failure['round']}: client {failure['client']} dropped: {failure['reason']}"
+    return f"round {failure['round']}: client {failure.get('id', failure['client'])} dropped: {failure['reason']}"

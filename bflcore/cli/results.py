@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from bflcore.errors import RunError
+
+if TYPE_CHECKING:
+    from bflcore.report.reading import Run
+
+    Row = dict[str, Any]
 
 __all__ = ["commands"]
 
@@ -19,24 +27,71 @@ RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type
     "--landscape", is_flag=True, help="additional plot of the loss on a plane of parameters"
 )
 def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
-    """Write a self-contained report.html for one or several RUNS."""
+    """Write a self-contained report.html for one or several RUNS, finished or not."""
     from bflcore.report import write_report
 
-    click.echo(f"report: {write_report(runs, out, landscape=landscape)}")
+    path = write_report(runs, out, landscape=landscape, left_out=_left_out)
+    click.echo(f"report: {path}")
 
 
 @click.command("compare")
 @RUNS
+@click.option("--pooled", is_flag=True, help="metrics pooled over samples, not means over clients")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="run to compare with client by client [default: the one of RUNS that shares nothing]",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
-def compare(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Print a table of the RUNS' final metrics."""
-    from bflcore.report import compare_runs, print_table
+def compare(runs: tuple[Path, ...], pooled: bool, against: Path | None, as_json: bool) -> None:
+    """Print a table of the RUNS' latest metrics; unfinished runs are marked."""
+    from bflcore.report.reading import read_run, read_runs
+    from bflcore.report.table import MEANING, print_table, row_of
 
-    rows = compare_runs(runs)
+    read = read_runs(runs, _left_out)
+    statistic = "pooled" if pooled else "mean"
+    rows = [row_of(run, statistic) for run in read]
+    alone = next((run for run in read if run.experiment.get("share") == "none"), None)
+    base = read_run(against) if against else alone
+    if base and not pooled:
+        _add_paired(read, rows, base, required=against is not None)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
-    else:
-        print_table(rows)
+        return
+    print_table(rows)
+    click.echo(MEANING[statistic])
+    for run in read:
+        if run.unfinished:
+            click.echo(f"{run.label}: {run.unfinished}")
+        if run.untested:
+            click.echo(f"{run.label}: clients without test samples: {', '.join(run.untested)}")
+
+
+def _add_paired(read: list[Run], rows: list[Row], base: Run, *, required: bool) -> None:
+    """Add, client by client, how each run differs from `base`; see `table.paired`.
+
+    A run on other data is an error if `required`, and is left without these columns otherwise.
+    """
+    from bflcore.report.table import paired
+
+    for run, row in zip(read, rows, strict=True):
+        if run is base or run.path.resolve() == base.path.resolve():
+            continue
+        try:
+            found = paired(run, base)
+        except RunError:
+            if required:
+                raise
+            continue
+        error = found["standard error"]
+        spread = "" if error is None else f" ± {error:.4f}"
+        row[f"worse than {base.label}"] = f"{found['worse']} of {found['clients']}"
+        row["paired difference"] = f"{found['difference']:+.4f}{spread}"
+
+
+def _left_out(reason: str) -> None:
+    click.echo(f"left out: {reason}", err=True)
 
 
 commands = (report, compare)

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from bflcore.cli.execution import execute_and_report
-from bflcore.cli.run import JSON, QUIET, missing_method
+from bflcore.cli.run import JSON, QUIET
 from bflcore.errors import RunError
-from bflcore.experiments.resolve import read, resolve
 from bflcore.registry.loading import load_registry
 
 __all__ = ["commands"]
@@ -22,21 +21,17 @@ __all__ = ["commands"]
 @JSON
 def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:
     """Continue the run in the folder RUN exactly where it stopped."""
-    from bflcore.experiments.directory import RunDirectory
-    from bflcore.experiments.prepare import prepare
+    from bflcore.experiments.resume import reopen
 
     registry = load_registry()
-    directory = RunDirectory.open(run)
-    file = read(run / "experiment.toml")
-    method = file.get("method") or missing_method(str(run / "experiment.toml"))
-    prepared = prepare(resolve(registry, method, file, {}))
+    prepared, directory, changes = reopen(run, registry)
     reached = directory.checkpoints.reached or 0
-    changes = directory.changes(prepared, registry)
     if changes and not force:
         raise RunError(
             f"cannot resume {run} unchanged: {'; '.join(changes)}; restore it, or pass --force"
         )
-    if reached >= prepared.experiment.run.rounds and (run / "summary.json").exists():
+    finished = reached >= prepared.experiment.run.rounds and (run / "summary.json").exists()
+    if finished and directory.checkpoints.sound():
         click.echo(f"{run} is finished ({reached} rounds). Write its report with: bfl report {run}")
         return
     directory.describe(prepared)  # a run of an earlier version has no data.json

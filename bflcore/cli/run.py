@@ -10,9 +10,8 @@ import click
 
 from bflcore.api.flags import SHORT, resolve_flags
 from bflcore.cli.execution import execute_and_report
-from bflcore.errors import OptionError
 from bflcore.experiments.compatibility import ignored
-from bflcore.experiments.resolve import read
+from bflcore.experiments.resolve import method_of, read
 from bflcore.options import Component, Option, label, options_of
 from bflcore.options.kinds import KINDS
 from bflcore.options.settings import DataSettings, RunSettings
@@ -28,7 +27,6 @@ __all__ = [
     "QUIET",
     "commands",
     "experiment_flags",
-    "missing_method",
     "resolved",
 ]
 
@@ -80,7 +78,7 @@ def _form(declared: Option) -> dict[str, Any]:
 
 def _listed(declared: Option) -> str:
     """Say which command lists the components that a setting names."""
-    kinds = {"log": "logger"} | {kind.setting: kind.name for kind in KINDS if kind.setting}
+    kinds = {kind.setting or kind.listed: kind.name for kind in KINDS}
     return f"bfl list {kinds[declared.name]}" if declared.name in kinds else ""
 
 
@@ -115,8 +113,8 @@ def experiment_flags(command: Any) -> Any:
         "options",
         multiple=True,
         metavar="PART.OPTION=VALUE",
-        help="any option of a part, a dataset, a partition or a label-noise "
-        "(repeatable; bfl show PART NAME lists the options)",
+        help="any option of a part, a dataset, a partition or a label-noise, or "
+        "calibrator.NAME.OPTION=VALUE (repeatable; bfl show PART NAME lists the options)",
     )
     flags = _settings_flags(DataSettings)(_settings_flags(RunSettings)(_part_flags(add(command))))
     return click.argument("method")(flags)
@@ -127,7 +125,7 @@ def resolved(registry: Registry, method: str, options: tuple[str, ...], **given:
     file: Values = {}
     if method.endswith(".toml"):
         file = read(Path(method))
-        method = file.get("method") or missing_method(method)
+        method = method_of(file, Path(method))
     experiment = resolve_flags(registry, method, file, given, options)
     weighting = experiment.weighting.name if given.get("weighting") else None
     if note := ignored(experiment.aggregator, weighting):
@@ -164,11 +162,6 @@ def run(
     path = out or default_directory(experiment)
     directory = RunDirectory.create(path, prepared, registry)
     execute_and_report(prepared, directory, quiet=quiet, as_json=as_json)
-
-
-def missing_method(file: str) -> str:
-    """Refuse a file that names no method."""
-    raise OptionError(f'{file}: the key method is missing; add method = "bpfed" or another name')
 
 
 commands = (run,)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from bflcore.data.schema import Schema
+
     Floats = npt.NDArray[np.float32]
     Integers = npt.NDArray[np.int64]
     Bytes = npt.NDArray[np.uint8]
@@ -24,7 +26,7 @@ else:
     np = lazy("numpy")
     Floats = Integers = Bytes = Any  # annotations alone use them
 
-__all__ = ["DataSource", "Dataset", "centred"]
+__all__ = ["DataSource", "Dataset", "centred", "encoded"]
 
 
 @attrs.frozen(eq=False)
@@ -54,11 +56,18 @@ class Dataset:
     standardise: bool = False  # scale features and targets by sums over the clients (`Scaling`)
     unit: float = 1.0  # the byte that stands for 1: 255 for pixels, 1 for characters
     class_names: tuple[str, ...] = ()  # by label; without them, the labels are the names
+    owners: tuple[int | str, ...] = ()  # ids by the numbers in `client`, if those are not the ids
+    schema: Schema | None = None  # of a table, whose rows `x` are `Schema.codes` until `encoded`
+    notes: tuple[str, ...] = ()  # what a user should know of how the data were understood
 
     @property
     def outputs(self) -> int:
         """Number of outputs a model needs: classes, or regression targets."""
         return self.classes if self.task == "classification" else int(self.y.shape[1])
+
+    def owner(self, number: int) -> int | str:
+        """Return the id of an owner by its number in `client`."""
+        return self.owners[number] if self.owners else number
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return samples ``[N, ...]`` of `x` as real numbers: bytes in units of `unit`."""
@@ -82,6 +91,19 @@ def centred(dataset: Dataset) -> Dataset:
         )
     x, *held_out = (np.asarray(2 * x - 1, np.float32) for x in arrays)
     return attrs.evolve(dataset, x=x, x_test=held_out[0] if held_out else None)
+
+
+def encoded(dataset: Dataset, train: Integers) -> Dataset:
+    """Turn the codes of a table's rows into features; `train` are the training samples in `x`.
+
+    Columns, categories and indicators of missing values are those of the training samples.
+    """
+    if dataset.schema is None:
+        return dataset
+    tests = [] if dataset.x_test is None else [dataset.x_test]
+    schema, codes = dataset.schema.of_training(dataset.x, train, *tests)
+    x, *held_out = map(schema.encode, codes)
+    return attrs.evolve(dataset, schema=schema, x=x, x_test=held_out[0] if held_out else None)
 
 
 class DataSource(Component, abc.ABC):

@@ -26,8 +26,8 @@ __all__ = [
     "Partition",
     "Partitioner",
     "divide",
-    "validated",
-    "validation_stream",
+    "hold_back",
+    "split_off",
 ]
 
 
@@ -175,6 +175,8 @@ class Natural(Partitioner):
         return [np.flatnonzero(dataset.client == owner) for owner in owners[:clients]]
 
 
+KINDS = ("train", "test", "validation", "calibration")  # what a client's samples are for
+
 PARTITIONERS: tuple[type[Partitioner], ...] = (IID, Labels, Shards, Dirichlet, Quantity, Natural)
 
 
@@ -182,13 +184,14 @@ PARTITIONERS: tuple[type[Partitioner], ...] = (IID, Labels, Shards, Dirichlet, Q
 class Partition:
     """Sample indices of every client; `test` indexes ``x_test`` if `held_out`, else ``x``.
 
-    `validation` indexes ``x``; without a validation split it is ``()``.
+    `validation` and `calibration` index ``x``; without such a split they are ``()``.
     """
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]
     held_out: bool = False
     validation: tuple[Integers, ...] = ()
+    calibration: tuple[Integers, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -198,8 +201,8 @@ class Partition:
     def save(self, path: Path) -> None:
         """Write an ``.npz`` of plain integer arrays."""
         arrays: dict[str, Any] = {"held_out": np.array(self.held_out)}
-        named = {"train": self.train, "test": self.test, "validation": self.validation}
-        for name, parts in named.items():
+        for name in KINDS:
+            parts = getattr(self, name)
             if not parts:
                 continue
             arrays[name] = np.concatenate(parts)
@@ -212,7 +215,7 @@ class Partition:
         with np.load(path, allow_pickle=False) as file:
             parts = {
                 name: tuple(np.split(file[name], file[f"{name}_sizes"].cumsum()[:-1]))
-                for name in ("train", "test", "validation")
+                for name in KINDS
                 if name in file
             }
             return cls(**parts, held_out=bool(file["held_out"]))
@@ -272,22 +275,39 @@ def divide(
     return Partition(tuple(train), tuple(test), held_out)
 
 
-def validated(dataset: Dataset, partition: Partition, fraction: float, seed: int) -> Partition:
-    """Hold `fraction` of each client's training samples out for validation; see `hold_out`.
+def hold_back(
+    dataset: Dataset,
+    partition: Partition,
+    seed: int,
+    *,
+    validation: float = 0.0,
+    calibration: float = 0.0,
+) -> Partition:
+    """Hold fractions of each client's training samples out: first validation, then calibration.
 
     Which ones depends on the client's training samples, its number and `seed` alone.
     """
-    splits = [
-        hold_out(dataset, samples, fraction, validation_stream(seed, client))
-        for client, samples in enumerate(partition.train)
-    ]
-    train, validation = zip(*splits, strict=True)
-    return attrs.evolve(partition, train=train, validation=validation)
+    for purpose, fraction in (("validation", validation), ("calibration", calibration)):
+        if fraction:
+            splits = [
+                split_off(dataset, samples, fraction, seed, client, purpose)
+                for client, samples in enumerate(partition.train)
+            ]
+            train, kept = zip(*splits, strict=True)
+            partition = attrs.evolve(partition, **{"train": train, purpose: kept})
+    return partition
 
 
-def validation_stream(seed: int, client: int) -> np.random.Generator:
-    """Return the generator that draws a client's validation samples."""
-    return numpy_stream(seed, SERVER, client, "validation split")
+def split_off(
+    dataset: Dataset, train: Integers, fraction: float, seed: int, client: int, purpose: str
+) -> tuple[Integers, Integers]:
+    """Divide one client's training samples; see `hold_out`.
+
+    Samples for calibration are drawn regardless of their class: what calibration promises rests on
+    their being exchangeable with new samples.
+    """
+    draws = numpy_stream(seed, SERVER, client, f"{purpose} split")
+    return hold_out(dataset, train, fraction, draws, by_class=purpose == "validation")
 
 
 def _class_labels(dataset: Dataset, partition: str) -> Integers:

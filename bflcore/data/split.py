@@ -1,4 +1,4 @@
-"""Splits: which of a client's samples are for training, for testing and for validation."""
+"""Splits: which of a client's samples are for training, and which are held out for what."""
 
 from __future__ import annotations
 
@@ -46,16 +46,26 @@ def split(
 
 
 def hold_out(
-    dataset: Dataset, train: Integers, fraction: float, rng: np.random.Generator
+    dataset: Dataset,
+    train: Integers,
+    fraction: float,
+    rng: np.random.Generator,
+    *,
+    by_class: bool = True,
 ) -> tuple[Integers, Integers]:
-    """Divide a client's training samples into those that it trains on and those for validation.
+    """Divide a client's training samples into those that it trains on and those held out.
 
-    Both keep the order of `train`, and the classes keep their proportions. Two samples or more
-    give at least one sample to each; a single sample is trained on.
+    Both keep the order of `train`; with `by_class` the classes keep their proportions, otherwise
+    every sample is as likely to be held out. Two samples or more give at least one sample to each;
+    a single sample is trained on.
     """
     if len(train) < 2:
         return train, train[:0]
-    _, chosen = split(dataset, train, rng, fraction=fraction)
+    if by_class:
+        _, chosen = split(dataset, train, rng, fraction=fraction)
+    else:
+        count = min(max(round(len(train) * fraction), 1), len(train) - 1)
+        chosen = rng.choice(train, count, replace=False)
     held = np.isin(train, chosen)
     return train[~held], train[held]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
+from bflcore.errors import ClientError
 from bflcore.options import Component
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.errors import ClientError
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised
     from bflcore.problem.base import Problem
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     FitReply = LocalResult | ClientError
     EvaluationReply = Evaluation | ClientError
     SurveyReply = Answer | ClientError
+    CalibrateReply = Answer | ClientError
     PersonaliseReply = Personalised | ClientError
 
 __all__ = ["Engine", "Session", "Wrapped"]
@@ -39,6 +40,10 @@ class Engine(Component, abc.ABC):
     def processes(self, problem: Problem, inference: LocalInference) -> int:
         """Return in how many processes the clients of a run work (default: 1)."""
         return 1
+
+    def workplace(self, problem: Problem, inference: LocalInference) -> str:
+        """Say in a few words where the clients run (default: the engine's name)."""
+        return f"engine {self.name}"
 
     @abc.abstractmethod
     def open(
@@ -83,6 +88,14 @@ class Session(abc.ABC):
         Where the problem has validation samples, a second `Evaluation` follows for each client.
         """
 
+    def calibrate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[CalibrateReply]:
+        """Ask for the calibrators' sums over calibration samples, as predicted at the end.
+
+        Called once, after the last round, if the problem has calibrators. Default: nobody can.
+        """
+        for client in clients:
+            yield ClientError(client, "calibrate", "its engine does not calibrate")
+
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]
     ) -> Iterator[PersonaliseReply]:
@@ -123,6 +136,10 @@ class Wrapped(Session):
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate as the session does."""
         yield from self.session.evaluate(broadcast, clients)
+
+    def calibrate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[CalibrateReply]:
+        """Calibrate as the session does."""
+        yield from self.session.calibrate(broadcast, clients)
 
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]

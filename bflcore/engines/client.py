@@ -1,4 +1,4 @@
-"""What happens at a client: the survey, fitting, evaluation on its test and validation samples."""
+"""What happens at a client: the survey, fitting, evaluation on held-out samples, calibration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from bflcore.errors import BflError, ClientError
+from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable
 from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.problem import metrics
+from bflcore.problem.calibration import base as calibration
+from bflcore.problem.ood import ood_sums, ood_unit_scores
 
 if TYPE_CHECKING:
     from bflcore.engines.base import (
+        CalibrateReply,
         EvaluationReply,
         FitReply,
         PersonaliseReply,
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
 Memory = Mapping[str, Tensor]
-Stage = Literal["survey", "fit", "evaluate", "personalise"]
+Stage = Literal["survey", "fit", "calibrate", "evaluate", "personalise"]
 Sums = dict[str, Tensor]
 
 BLOCK = 2048  # samples predicted at a time; bounds memory
@@ -67,7 +70,7 @@ class ClientWorker:
             try:
                 replies.append(Answer(client, self._answer(problem, client)))
             except Exception as error:
-                replies.append(_blame(client, "survey", error))
+                replies.append(_blame(client, "survey", error, self.inference))
         return replies
 
     def _answer(self, problem: Problem, client: int) -> dict[str, Tensor]:
@@ -84,7 +87,7 @@ class ClientWorker:
             return [self._fit_together(broadcast, clients, memories)]
         except Exception as error:
             if len(clients) == 1:
-                return [_blame(clients[0], "fit", error)]
+                return [_blame(clients[0], "fit", error, self.inference)]
             return [
                 reply
                 for client, memory in zip(clients, memories, strict=True)
@@ -100,7 +103,20 @@ class ClientWorker:
             try:
                 replies += self._evaluate_one(broadcast, client, memory)
             except Exception as error:
-                replies.append(_blame(client, "evaluate", error))
+                replies.append(_blame(client, "evaluate", error, self.inference))
+        return replies
+
+    def calibrate(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[CalibrateReply]:
+        """Return each client's sums over its calibration samples (see `Calibrator`)."""
+        replies: list[CalibrateReply] = []
+        for client, memory in zip(clients, memories, strict=True):
+            try:
+                problem, cohort = self._personalised(broadcast, client, memory)
+                replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
+            except Exception as error:
+                replies.append(_blame(client, "calibrate", error, self.inference))
         return replies
 
     def personalise(
@@ -110,11 +126,13 @@ class ClientWorker:
         replies: list[PersonaliseReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                _, cohort = self._personalised(broadcast, client, memory)
+                problem, cohort = self._personalised(broadcast, client, memory)
                 own = {name: tensor[0] for name, tensor in cohort.memory.items()}
-                replies.append(Personalised(client, None if _equal(own, memory) else own))
+                changed = None if _equal(own, memory) else own
+                sums = self._kept_sums(problem, broadcast, cohort)
+                replies.append(Personalised(client, changed, sums))
             except Exception as error:
-                replies.append(_blame(client, "personalise", error))
+                replies.append(_blame(client, "personalise", error, self.inference))
         return replies
 
     def _fit_together(
@@ -128,13 +146,30 @@ class ClientWorker:
         memory = stack([memories[i] for i in order])
         cohort = problem.cohort(chosen, memory, broadcast.round)
         result = self.inference.fit(problem, broadcast, cohort)
+        self._check(result, cohort)
         back = sorted(range(len(chosen)), key=lambda row: chosen[row])
         return result if back == list(range(len(back))) else result.select(back)
+
+    def _check(self, result: LocalResult, cohort: Cohort) -> None:
+        """Raise `OptionError` for what other processes could not be sent, or would mix up."""
+        name = f"inference {self.inference.name}"
+        if tuple(result.clients) != cohort.clients:
+            raise OptionError(
+                f"{name} returned clients {result.clients} for {cohort.clients}; return the rows "
+                "in the cohort's order"
+            )
+        for field, tensors in (("posterior", result.posterior.pack()), ("memory", result.memory)):
+            for one, tensor in tensors.items():
+                if tensor.requires_grad:
+                    raise OptionError(
+                        f"{name} returned a {field} whose {one} requires grad; detach it"
+                    )
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
         problem, cohort = self._personalised(broadcast, client, memory)
-        found = [self._evaluate_on(problem, problem.test, broadcast, cohort)]
+        tested = self._evaluate_on(problem, problem.test, broadcast, cohort)
+        found = [tested and attrs.evolve(tested, ood=self._ood(problem, broadcast, cohort))]
         if problem.validation:
             held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
             found.append(held and attrs.evolve(held, validation=True))
@@ -158,24 +193,81 @@ class ClientWorker:
         if not personal:
             return None
         curves = self._curves(problem, samples, broadcast, cohort)
+        calibrated = self._calibrated(problem, samples, broadcast, cohort)
         if problem.layout.personal_total:  # the server's model is not complete
-            return Evaluation(client, personal, None, curves)
+            return Evaluation(client, personal, None, curves, calibrated=calibrated)
         initial = stack([self.inference.initial_memory(problem)])
         shared = personal
         if not _equal(own, initial):
             shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
-        return Evaluation(client, personal, shared, curves)
+        return Evaluation(client, personal, shared, curves, calibrated=calibrated)
 
     @torch.no_grad()
     def _sums(
         self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
     ) -> Sums:
+        predicted = self._predicted(problem, samples, broadcast, cohort)
+        blocks = [_measure(predictive, y, self.bins) for predictive, y in predicted]
+        return reduce(metrics.add, blocks) if blocks else {}
+
+    def _predicted(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Iterator[tuple[Predictive, Tensor]]:
+        """Yield the client's predictions of its samples and their targets, block by block."""
         # Every block draws from the same streams: one set of parameter draws for all samples.
+        for x, y in _blocks(samples, cohort):
+            yield self.inference.predict(problem, broadcast, cohort, x[None]), y
+
+    @torch.no_grad()
+    def _own_sums(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums:
+        """Return the calibrators' sums over the client's calibration samples."""
+        found: Sums = {}
+        if problem.calibration:
+            predicted = self._predicted(problem, problem.calibration, broadcast, cohort)
+            found = calibration.answer(problem.calibrators, predicted)
+        return found or problem.uncalibrated()
+
+    def _kept_sums(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums:
+        """Return the client's own sums where it calibrates with them; otherwise nothing."""
+        own = any(one.scope != "federated" for one in problem.calibrators)
+        if cohort.novel or not own or not broadcast.calibration:
+            return {}
+        return self._own_sums(problem, broadcast, cohort)
+
+    @torch.no_grad()
+    def _calibrated(
+        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+    ) -> Sums:
+        """Return the metrics of calibrated predictions; nothing before the calibration."""
+        total = broadcast.calibration
+        if not total:
+            return {}
+        own = self._kept_sums(problem, broadcast, cohort)
+        fitted = calibration.fit(problem.calibrators, cohort.clients[0], own, total)
         blocks = [
-            _measure(self.inference.predict(problem, broadcast, cohort, x[None]), y, self.bins)
-            for x, y in _blocks(samples, cohort)
+            _measure(calibration.adjust(fitted, predictive), y, self.bins)
+            | metrics.per_sample(calibration.measure(fitted, predictive, y))
+            for predictive, y in self._predicted(problem, samples, broadcast, cohort)
         ]
         return reduce(metrics.add, blocks) if blocks else {}
+
+    @torch.no_grad()
+    def _ood(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums | None:
+        """Compare the scores of test samples with those of foreign ones, in the last round only."""
+        if problem.foreign is None or broadcast.round != problem.rounds:
+            return None
+        scaling = problem.train.scaling
+        foreign = scaling.features(problem.foreign) if scaling else problem.foreign
+        own, others = (
+            torch.cat(
+                [
+                    ood_unit_scores(self.inference.predict(problem, broadcast, cohort, x[None]))[0]
+                    for x in blocks
+                ]
+            )
+            for blocks in ((x for x, _ in _blocks(problem.test, cohort)), foreign.split(BLOCK))
+        )
+        return ood_sums(own, others)
 
     @torch.no_grad()
     def _curves(
@@ -189,7 +281,7 @@ class ClientWorker:
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
                 for value, predictive in predictions.items():
-                    one = _measure(predictive, y, self.bins)
+                    one = _measure(predictive, y, self.bins, by_class=False)
                     sums[value] = metrics.add(sums[value], one) if value in sums else one
         return total
 
@@ -208,21 +300,21 @@ def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(blocks, y.split(BLOCK), strict=True)
 
 
-def _measure(predictive: Predictive, y: Tensor, bins: int) -> Sums:
+def _measure(predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = True) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
         closed = None if predictive.closed_form is None else predictive.closed_form[0]
-        return metrics.classification_sums(draws, y, bins, closed)
+        return metrics.classification_sums(draws, y, bins, closed, by_class=by_class)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blame(client: int, stage: Stage, error: Exception) -> ClientError:
+def _blame(client: int, stage: Stage, error: Exception, inference: LocalInference) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
     if isinstance(error, ClientError):
         return error
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, BflError):
         return ClientError(client, stage, str(error), trace)
-    return ClientError(client, stage, f"{type(error).__name__}: {error}".split("\n", 1)[0], trace)
+    return ClientError(client, stage, described(error, inference), trace)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import (
+        CalibrateReply,
         EvaluationReply,
         FitReply,
         PersonaliseReply,
@@ -84,6 +85,11 @@ class Local(Engine):
         alone = small or problem.device.type != "cpu"
         return 1 if alone else min(_cores(), max(1, len(problem.clients)))
 
+    def workplace(self, problem: Problem, inference: LocalInference) -> str:
+        """Say how many processes there are."""
+        count = self.processes(problem, inference)
+        return f"{count} worker{'s' if count > 1 else ''}"
+
     @contextmanager
     def open(
         self, problem: Problem, inference: LocalInference, bins: int
@@ -134,6 +140,10 @@ class LocalSession(Session):
     def evaluate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[EvaluationReply]:
         """Evaluate one client per task; see `Session.evaluate`."""
         return self._run("evaluate", broadcast, clients, 1)
+
+    def calibrate(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[CalibrateReply]:
+        """Calibrate one client per task; see `Session.calibrate`."""
+        return self._run("calibrate", broadcast, clients, 1)
 
     def personalise(
         self, broadcast: Broadcast, clients: Sequence[int]

@@ -75,8 +75,10 @@ class ProcessPool:
     """Worker processes, each taking the next task as it becomes free."""
 
     def __init__(self, worker: ClientWorker, processes: int, timeout: float) -> None:
-        for samples in worker.problem.samples:
+        for samples in worker.problem.samples.values():
             samples.share_memory()
+        if worker.problem.foreign is not None:
+            worker.problem.foreign.share_memory_()
         self._timeout = timeout
         self._worker = worker
         self._context = multiprocessing.get_context("spawn")  # fork is unsafe once torch ran

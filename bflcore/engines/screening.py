@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bflcore.errors import ClientError
+from bflcore.errors import ClientError, RoundError
 from bflcore.lazy import lazy
+from bflcore.problem.ranking import FINEST
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
     from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
     from bflcore.messages import Broadcast, LocalResult
+    from bflcore.options import Component
+    from bflcore.posteriors import Posterior
 else:
     torch = lazy("torch")
 
-__all__ = ["LARGEST", "screen", "screen_answer", "screen_evaluations"]
+__all__ = ["LARGEST", "screen", "screen_answer", "screen_evaluations", "screen_fused"]
 
 # Largest magnitude of a number that a client may send. Sums of a million squares of such numbers
 # are finite in float32, and no meaningful parameter, variance or loss comes near it.
@@ -50,8 +53,10 @@ def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
         yield ClientError(client, "fit", reason) if reason else result
 
 
-def screen_answer(reply: SurveyReply, form: Mapping[str, Tensor]) -> SurveyReply:
-    """Return an answer to the survey, or the error that keeps it out of the sums.
+def screen_answer(
+    reply: SurveyReply, form: Mapping[str, Tensor], stage: str = "survey"
+) -> SurveyReply:
+    """Return a client's sums, or the error that keeps them out of the total.
 
     `form` has the names, shapes and dtypes that an answer ``[...]`` must have.
     """
@@ -64,11 +69,18 @@ def screen_answer(reply: SurveyReply, form: Mapping[str, Tensor]) -> SurveyReply
             reason = f"its answer has the form {found}, not {due}"
         else:
             wrong = [n for n, t in reply.sums.items() if not bool(t.isfinite().all())]
-            wrong += [n for n, t in reply.sums.items() if n == "examples" and not 0 <= t <= LARGEST]
+            wrong += [n for n, t in reply.sums.items() if not _plausible(n, t, stage)]
             reason = f"{wrong[0]} of its answer is not an allowed number" if wrong else ""
     except Exception as error:  # noqa: BLE001 - a client may send anything
         reason = f"malformed answer ({type(error).__name__}: {error})"
-    return ClientError(reply.client, "survey", reason) if reason else reply
+    return ClientError(reply.client, stage, reason) if reason else reply
+
+
+def _plausible(name: str, sums: Tensor, stage: str) -> bool:
+    """Return whether no number of samples, and no sum of the calibration, is negative or huge."""
+    if name != "examples" and stage != "calibrate":
+        return True
+    return bool(((sums >= 0) & (sums <= LARGEST)).all())
 
 
 def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationReply]:
@@ -86,15 +98,46 @@ def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationRep
     ]
 
 
+def screen_fused(part: Component, found: Posterior, due: Posterior, round: int) -> None:
+    """Raise `RoundError` unless what a server's part `found` ``[P]`` may be kept.
+
+    It must have the family, the shapes and the dtypes of `due` ``[P]``, must not require grad, and
+    must be valid.
+    """
+    if reason := _unfit(found, due) or found.invalid():
+        raise RoundError(
+            f"round {round}: {part.kind} {part.name} gave an invalid posterior: {reason}; nothing "
+            "of this round is kept. Mend the part (bfl check-plugin says more)"
+        )
+
+
+def _unfit(found: Posterior, due: Posterior) -> str | None:
+    """Return in what a posterior's form is not that of another; None if it is the same."""
+    if type(found) is not type(due):
+        return f"it is {type(found).__name__}, not {type(due).__name__}"
+    for name, tensor in found.pack().items():
+        wanted = due.pack()[name]
+        if (tensor.dtype, tensor.shape) != (wanted.dtype, wanted.shape):
+            form, right = (f"{t.dtype} {list(t.shape)}" for t in (tensor, wanted))
+            return f"{name} is {form}, not {right}"
+        if tensor.requires_grad:
+            return f"{name} requires grad; detach it"
+    return None
+
+
 def _form(reply: EvaluationReply) -> str:
     """Return names, shapes and types of an evaluation's sums as text; "" if it is malformed."""
     if isinstance(reply, ClientError):
         return ""
     try:
-        groups = [reply.personal] if reply.shared is None else [reply.personal, reply.shared]
+        groups = [reply.personal, *filter(None, (reply.shared, reply.calibrated))]
         groups += [sums for points in reply.curves.values() for sums in points.values()]
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""
+        if reply.ood is not None:  # not every evaluation has it: it is no part of the form
+            found = {name: list(tensor.shape) for name, tensor in reply.ood.items()}
+            if found != {"examples": [], "strangeness": [2, FINEST]}:
+                return ""
         axes = [(axis, list(points)) for axis, points in reply.curves.items()]
         sums = [[(n, list(t.shape), t.dtype) for n, t in sorted(group.items())] for group in groups]
     except Exception:  # noqa: BLE001 - a client may send anything
@@ -110,6 +153,8 @@ def _check_form(reply: LocalResult, broadcast: Broadcast) -> str | None:
     for name, tensor in _tensors(reply).items():
         if not isinstance(tensor, torch.Tensor):
             return f"{name}: expected a tensor, got {type(tensor).__name__}"
+        if tensor.is_complex():
+            return f"{name} is {tensor.dtype}; only real numbers are allowed"
         rows = len(tensor) if tensor.ndim else "no"
         if rows != clients:
             return f"{name} has {rows} rows for {clients} clients"
@@ -141,7 +186,10 @@ def _check_values(result: LocalResult) -> str | None:
     if not abs(loss) <= LARGEST:
         return f"loss is {loss:g}"
     for name, tensor in _tensors(result).items():
-        if tensor.dtype != torch.bool and not bool((tensor.abs() <= LARGEST).all()):
+        # Both ends: the absolute value of the least integer is negative.
+        if tensor.dtype != torch.bool and not bool(
+            ((tensor <= LARGEST) & (tensor >= -LARGEST)).all()
+        ):
             finite = bool(tensor.isfinite().all())
             return f"{name} is " + (f"larger than {LARGEST:g}" if finite else "not finite")
     return result.posterior[0].invalid()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bflcore.data.user import OwnData
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bflcore.experiments.prepare import Prepared
     from bflcore.models import networks
 else:
@@ -14,11 +17,14 @@ else:
 
 __all__ = ["caveats"]
 
+LARGE = 10.0  # root mean square of a feature that a network with the usual initial weights feels
+
 
 def caveats(prepared: Prepared) -> list[str]:
     """Return a warning, one line, for each thing in an experiment that its user hardly intends.
 
-    They follow from what the parts declare and from a trial of the network on two samples.
+    They follow from what the parts declare, from a trial of the network on two samples, and from
+    the samples.
     """
     parts, problem, found = prepared.experiment, prepared.problem, list[str]()
     inference, rule = parts.inference, parts.aggregator
@@ -28,10 +34,54 @@ def caveats(prepared: Prepared) -> list[str]:
             f"aggregator {rule.name} 0 means certain: one such client overrules all that inferred "
             "the parameter; --aggregator average counts every client"
         )
+    two = problem.train.x[:2].nan_to_num(0.0)
     together = min(parts.run.cohort or len(problem.clients), parts.engine.clients_per_step(problem))
-    if together > 1 and (why := networks.unbatchable(problem.network, problem.train.x[:2])):
+    if together > 1 and (why := networks.unbatchable(problem.network, two)):
         found.append(
             f"the {together} clients of a training step are trained one after another, because the "
             f"network cannot be batched: {why}; use tensor operations such as torch.where"
         )
-    return found
+    return found + _untested(prepared) + _unscaled(prepared)
+
+
+def _untested(prepared: Prepared) -> list[str]:
+    """Name the clients without test samples, unless nobody's samples are here."""
+    clients = prepared.description.clients
+    untested = [str(client.id) for client in clients if not client.test]
+    if not untested or not any(client.train for client in clients):
+        return []
+    if len(untested) == len(clients):
+        return [
+            "no client has a test sample, so that nothing is evaluated; choose a smaller "
+            "--train-per-class, or leave it out"
+        ]
+    more = ", ..." if len(untested) > 10 else ""
+    return [
+        f"clients without test samples, which are not evaluated: {', '.join(untested[:10])}{more}"
+    ]
+
+
+def _unscaled(prepared: Prepared) -> list[str]:
+    """Name the largest feature or target of a user's own data if nothing scales it."""
+    problem, dataset = prepared.problem, prepared.experiment.dataset
+    if problem.standardise or not isinstance(dataset, OwnData) or not len(problem.train.x):
+        return []
+    schema = prepared.description.schema
+    columns = {"feature": problem.train.x.flatten(1)}
+    if problem.likelihood.task == "regression":
+        columns["target"] = problem.train.y
+    for what, values in columns.items():
+        size, place = _largest(values)
+        if size > LARGE:
+            name = schema.features[place] if schema and what == "feature" else place
+            return [
+                f"{what} {name} is about {size:.1g} in size, too large to train on as it is: "
+                "-o dataset.standardise=true scales features and targets by sums over the clients"
+            ]
+    return []
+
+
+def _largest(values: Tensor) -> tuple[float, int]:
+    """Return the largest root mean square of the columns of `values` ``[N, F]``, and its place."""
+    sizes = values.double().square().mean(0).sqrt()
+    return float(sizes.max()), int(sizes.argmax())

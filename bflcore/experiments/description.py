@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,7 +9,9 @@ import attrs
 
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition
+from bflcore.data.schema import Schema
 from bflcore.errors import RunError
+from bflcore.experiments.integrity import read_json
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Client:
     train: int = 0
     test: int = 0
     validation: int = 0
+    calibration: int = 0
 
 
 @attrs.frozen
@@ -53,6 +55,7 @@ class Description:
     classes: tuple[str, ...]
     clients: tuple[Client, ...]
     novel: int = 0
+    schema: Schema | None = None  # of a table: how its columns become features
 
     @classmethod
     def of(cls, experiment: Experiment, dataset: Dataset, partition: Partition) -> Self:
@@ -69,6 +72,7 @@ class Description:
             dataset.class_names or tuple(map(str, labels)),
             _clients(experiment, dataset, partition),
             experiment.data.novel_clients,
+            dataset.schema,
         )
 
     @classmethod
@@ -83,7 +87,9 @@ class Description:
                 raise RunError(f"{where} has another format; it is of another version of bflcore")
             clients = tuple(Client(**client) for client in given.pop("clients"))
             lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("shape", "classes")}
-            return cls(**given, **lists, clients=clients)
+            schema = given.pop("schema", None)
+            schema = schema and Schema.from_json(schema)
+            return cls(**given, **lists, clients=clients, schema=schema)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{where} does not describe the data of a run ({type(error).__name__}: {error})"
@@ -94,14 +100,12 @@ class Description:
         """Read ``data.json`` of a run directory. Raises `RunError` without a valid one."""
         path = run / FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
         except FileNotFoundError:
             raise RunError(
                 f"{path} is missing: the run was started by an earlier version; run it again: "
                 f"bfl run {run / 'experiment.toml'}"
             ) from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({error}); start the run again") from None
         return cls.from_json(values, path)
 
     def as_json(self) -> dict[str, Any]:
@@ -126,6 +130,7 @@ class Description:
             y,
             self.outputs if classification else 0,
             standardise=self.standardise,
+            schema=self.schema,
         )
         nothing = tuple(np.empty(0, np.int64) for _ in range(max(1, len(self.clients))))
         return dataset, Partition(nothing, nothing)
@@ -136,10 +141,13 @@ def _clients(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     found = []
     for number, train in enumerate(partition.train):
         test = partition.test[number]
-        held: Any = partition.validation[number] if partition.validation else ()
-        own = [*train[:1], *held[:1], *(() if partition.held_out else test[:1])]
-        owner = number
+        held: list[Any] = [
+            parts[number] if parts else ()
+            for parts in (partition.validation, partition.calibration)
+        ]
+        own = [*train[:1], *held[0][:1], *(() if partition.held_out else test[:1])]
+        owner: int | str = number
         if owned and own and dataset.client is not None:
-            owner = int(dataset.client[own[0]])
-        found.append(Client(owner, len(train), len(test), len(held)))
+            owner = dataset.owner(int(dataset.client[own[0]]))
+        found.append(Client(owner, len(train), len(test), *map(len, held)))
     return tuple(found)

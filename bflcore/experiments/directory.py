@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from filelock import FileLock, Timeout
@@ -16,6 +16,13 @@ from bflcore.errors import RunError
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.description import FILE
 from bflcore.experiments.environment import environment, used_distributions
+from bflcore.experiments.integrity import (
+    add_digest,
+    digest_of,
+    parse_line,
+    read_json,
+    write_json,
+)
 from bflcore.experiments.models import Models
 from bflcore.files import write_text
 
@@ -33,6 +40,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.digest = ""  # of the last line of metrics.jsonl, which covers all lines before it
 
     @classmethod
     def create(cls, path: Path, prepared: Prepared, registry: Registry) -> RunDirectory:
@@ -53,7 +61,8 @@ class RunDirectory:
         prepared.partition.save(path / "partition.npz")
         directory.describe(prepared)
         # Last: with this file, the folder is complete and the run can be resumed.
-        directory.write_json("environment.json", environment(prepared, registry))
+        written = environment(prepared, registry)
+        directory.write_json("environment.json", {"run": digest_of(written), **written})
         return directory
 
     @classmethod
@@ -71,7 +80,7 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Checkpoints:
         """The run's checkpoints."""
-        return Checkpoints(self.path / "checkpoint")
+        return Checkpoints(self.path / "checkpoint", self._environment().get("run", ""))
 
     @property
     def models(self) -> Models:
@@ -83,9 +92,9 @@ class RunDirectory:
         """The file with one line per evaluated round."""
         return self.path / "metrics.jsonl"
 
-    def write_json(self, name: str, value: object) -> None:
-        """Write indented JSON."""
-        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write indented JSON with a digest."""
+        write_json(self.path / name, value)
 
     def describe(self, prepared: Prepared) -> None:
         """Write ``data.json``, unless it is there: a run is complete without its data."""
@@ -94,32 +103,39 @@ class RunDirectory:
 
     def append(self, record: Record) -> None:
         """Add one line to ``metrics.jsonl`` and flush it."""
+        line = add_digest(record, self.digest)
         with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(line) + "\n")
+        self.digest = line["digest"]
 
     def rewind(self, round: int) -> list[Record]:
         """Remove the lines after a round from ``metrics.jsonl``; return the others.
 
-        Incomplete lines, as a killed process leaves them, are removed, too.
+        A line that is incomplete, as a killed process leaves it, or damaged is removed, too, with
+        all that follow.
         """
+        self.digest = ""
         if not self.metrics.exists():
             return []
-        kept: list[tuple[str, Record]] = []
-        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                record = json.loads(line)
-                if record["round"] <= round:
-                    kept.append((line, record))
-        write_text(self.metrics, "".join(f"{line}\n" for line, _ in kept))
-        return [record for _, record in kept]
+        kept: list[Record] = []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        with suppress(ValueError, RecursionError):
+            for line in lines:
+                record, digest = parse_line(line, self.digest)
+                if record["round"] > round:
+                    break
+                self.digest = digest
+                kept.append(record)
+        write_text(self.metrics, "".join(f"{line}\n" for line in lines[: len(kept)]))
+        return kept
 
     def changes(self, prepared: Prepared, registry: Registry) -> list[str]:
         """Return what has changed since the run started and may change its results.
 
         Raises `RunError` when ``environment.json`` cannot be read.
         """
+        then = self._environment()
         try:
-            then = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
             versions = {"torch": then["torch"], **then["distributions"]}
             prints = dict(then["fingerprints"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -141,10 +157,14 @@ class RunDirectory:
         self, changes: list[str], prepared: Prepared, registry: Registry, round: int
     ) -> None:
         """Write the environment as it is now, with a note that it changed after a round."""
-        path = self.path / "environment.json"
-        before = json.loads(path.read_text(encoding="utf-8")).get("forced", [])
-        forced = [*before, {"round": round, "changes": changes}]
-        self.write_json(path.name, environment(prepared, registry) | {"forced": forced})
+        before = self._environment()
+        forced = [*before.get("forced", []), {"round": round, "changes": changes}]
+        now = {"run": before.get("run", ""), **environment(prepared, registry), "forced": forced}
+        self.write_json("environment.json", now)
+
+    def _environment(self) -> Record:
+        """Return what ``environment.json`` holds. Raises `RunError` when it cannot be read."""
+        return read_json(self.path / "environment.json")
 
     @contextmanager
     def lock(self) -> Iterator[None]:

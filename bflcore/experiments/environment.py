@@ -65,7 +65,7 @@ def _settings(experiment: Experiment) -> str:
 
 def _data(problem: Problem) -> str:
     """Return a digest of every client's samples, in order."""
-    parts = problem.samples
+    parts = problem.samples.values()
     return _digest(
         [tensor for part in parts for tensor in (part.x, part.y)],
         repr([(part.start, part.end) for part in parts]),

@@ -3,7 +3,8 @@
 Before a client predicts, it may fine-tune, adapt or infer more from its training samples
 (`LocalInference.personalise`). What that gives is stored once, after the last evaluation, so that
 the models can be used without the samples: ``models/000003.safetensors`` for each client whose
-memory it changed, and ``models/index.json`` with what became of every client.
+memory it changed, ``models/000003.calibration.safetensors`` for each client that calibrates with
+sums of its own, and ``models/index.json`` with what became of every client.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from bflcore.errors import ClientError, RunError
-from bflcore.files import replace_file, write_text
+from bflcore.experiments.integrity import check_digest, read_json, tensor_digest, write_json
+from bflcore.files import replace_file
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Models", "read_tensors", "save_tensors", "write_tensors"]
 
-HEADER = "bflcore"  # key of the JSON text among a file's metadata
+HEADER, DIGEST = "bflcore", "digest"  # key of the JSON text among a file's metadata; key in it
 OWN, STORED = "own", "stored"  # in the index: a file of its own, or the memory of the checkpoint
 
 
@@ -49,46 +51,52 @@ class Models:
             clients[str(reply.client)] = STORED if reply.memory is None else OWN
             if reply.memory is not None:
                 write_tensors(self._file(reply.client), reply.memory, {})
-        write_text(
-            self.folder / "index.json", json.dumps({"round": round, "clients": clients}) + "\n"
-        )
+            if reply.calibration:
+                write_tensors(self._file(reply.client, "calibration"), reply.calibration, {})
+        write_json(self.folder / "index.json", {"round": round, "clients": clients})
 
     def index(self, round: int) -> dict[int, str]:
         """Return what became of each client's model: ``own``, ``stored``, or why it failed.
 
         Raises `RunError` if they are not the models of `round`.
         """
-        path = self.folder / "index.json"
+        path, step = self.folder / "index.json", "run the experiment again"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path, f"without it the clients' models are incomplete; {step}")
             if found["round"] != round:
                 raise RunError(
                     f"{path} is of round {found['round']}, but the checkpoint is of round {round}; "
-                    "run the experiment again"
+                    f"{step}"
                 )
             return {int(client): str(state) for client, state in found["clients"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{path} cannot be read ({error}): without it the clients' models are incomplete; "
-                "run the experiment again"
-            ) from None
+            raise RunError(f"{path} cannot be read ({error!r}); {step}") from None
 
     def read(self, client: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Return the memory ``[...]`` of a client that has a file of its own."""
         return read_tensors(self._file(client), device)[1]
 
-    def _file(self, client: int) -> Path:
-        return self.folder / f"{client:06d}.safetensors"
+    def read_calibration(
+        self, client: int, device: torch.device | str = "cpu"
+    ) -> dict[str, Tensor]:
+        """Return a client's own calibration sums ``[...]``; empty if it uses the total."""
+        file = self._file(client, "calibration")
+        return read_tensors(file, device)[1] if file.exists() else {}
+
+    def _file(self, client: int, *kind: str) -> Path:
+        return self.folder / ".".join([f"{client:06d}", *kind, "safetensors"])
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header."""
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header; return their digest."""
     from safetensors.torch import save_file
 
     # Cloned, because safetensors refuses tensors that share memory.
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    digest = tensor_digest(json.dumps(header), whole)
     with replace_file(path) as aside:
-        save_file(whole, aside, {HEADER: json.dumps(header)})
+        save_file(whole, aside, {HEADER: json.dumps({**header, DIGEST: digest})})
+    return digest
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -103,16 +111,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
 def read_tensors(
     path: Path, device: torch.device | str = "cpu"
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the JSON header and the tensors ``[...]`` of a safetensors file.
+) -> tuple[dict[str, Any], dict[str, Tensor], str]:
+    """Return the JSON header, the tensors ``[...]`` and the digest of a safetensors file.
 
-    Raises `RunError` if it cannot be read.
+    Raises `RunError` if it cannot be read, or if its content does not match its digest.
     """
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             names = file.keys()  # not a mapping
             # Copied: the file's tensors begin anywhere in memory, which changes the last bit.
-            return header, {key: file.get_tensor(key).to(device, copy=True) for key in names}
-    except (OSError, SafetensorError, ValueError) as error:
+            tensors = {key: file.get_tensor(key).clone() for key in names}
+        given = header.pop(DIGEST, None)
+        digest = tensor_digest(json.dumps(header), tensors)
+        check_digest(given, digest)
+    except (OSError, SafetensorError, ValueError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({type(error).__name__}: {error})") from None
+    return header, {name: tensor.to(device) for name, tensor in tensors.items()}, digest

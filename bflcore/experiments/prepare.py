@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from bflcore.data import Dataset, Partition, centred, divide
+from bflcore.data.base import encoded
+from bflcore.data.foreign import automatic, foreign_samples
 from bflcore.data.label_noise import mislabelled
-from bflcore.data.partition import validated
-from bflcore.data.user import load_npz
+from bflcore.data.partition import Natural, hold_back
+from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
 from bflcore.layout import Layout
@@ -23,6 +25,8 @@ from bflcore.randomness import SERVER, numpy_stream, seeded_globally
 if TYPE_CHECKING:
     import torch
 
+    from bflcore.data.tables import Table
+    from bflcore.data.user import Arrays
     from bflcore.experiments.resolve import Experiment
     from bflcore.models import networks
     from bflcore.models.base import Model
@@ -36,22 +40,28 @@ __all__ = ["Prepared", "assemble", "build_problem", "prepare"]
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """An experiment with its data, loaded and divided among the clients, and its network."""
+    """An experiment with its data, loaded and divided among the clients, and its network.
+
+    `notes` say how the data were understood where the user left that open.
+    """
 
     experiment: Experiment
     partition: Partition
     problem: Problem
     description: Description
+    notes: tuple[str, ...] = ()
+    foreign: str = ""  # what --ood stands for
 
 
-def prepare(experiment: Experiment) -> Prepared:
+def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prepared:
     """Load and divide the data, and build the network; nothing is written.
 
-    Raises `DataError` or `OptionError`.
+    `given` are a user's own data where Python holds them. Raises `DataError` or `OptionError`.
     """
+    _device(experiment.run.device)
+    dataset = _dataset(experiment, given)
+    experiment, notes = _with_owners(experiment, dataset)
     run, data = experiment.run, experiment.data
-    _device(run.device)
-    dataset = _dataset(experiment)
     if data.input_range == "-1,1":
         dataset = centred(dataset)
     _likelihood(experiment, dataset)
@@ -64,13 +74,19 @@ def prepare(experiment: Experiment) -> Prepared:
         test_per_class=data.test_per_class,
         test_fraction=data.test_fraction,
     )
-    if data.validation_fraction:
-        partition = validated(dataset, partition, data.validation_fraction, run.seed)
-        if not any(map(len, partition.validation)):
+    fractions = {
+        "validation": data.validation_fraction,
+        "calibration": data.calibration_fraction,
+    }
+    partition = hold_back(dataset, partition, run.seed, **fractions)
+    for purpose, fraction in fractions.items():
+        if fraction and not any(map(len, getattr(partition, purpose))):
             raise DataError(
-                "--validation-fraction: no client has two training samples; leave it out, or use "
+                f"--{purpose}-fraction: no client has two training samples; leave it out, or use "
                 "fewer --clients"
             )
+    trained = data.clients - data.novel_clients
+    dataset = encoded(dataset, np.concatenate(partition.train[:trained]))
     if experiment.label_noise:
         dataset = mislabelled(
             dataset,
@@ -78,7 +94,14 @@ def prepare(experiment: Experiment) -> Prepared:
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    return assemble(experiment, dataset, partition)
+    prepared = attrs.evolve(assemble(experiment, dataset, partition), notes=dataset.notes + notes)
+    name, foreign = _foreign(experiment, dataset)
+    if foreign is None:
+        return prepared
+    like = prepared.problem.train.x
+    samples = torch.as_tensor(foreign).to(like.device, like.dtype)
+    problem = attrs.evolve(prepared.problem, foreign=samples)
+    return attrs.evolve(prepared, problem=problem, foreign=name)
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
@@ -89,12 +112,19 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     """
     run, model = experiment.run, experiment.model
     likelihood = _likelihood(experiment, dataset)
+    for one in experiment.calibrators:
+        if dataset.task not in one.tasks:
+            raise OptionError(
+                f"--calibrate: {one.name} is for {one.tasks[0]}, but {experiment.data.data} is a "
+                f"{dataset.task}; choose others (bfl list calibrator)"
+            )
     novel = experiment.data.novel_clients
     problem = build_problem(run, model, likelihood, dataset, partition, novel=novel)
-    for shares in problem.samples:
+    problem = attrs.evolve(problem, calibrators=experiment.calibrators)
+    for shares in problem.samples.values():
         model.check_samples(shares.x)
     samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
-    samples[: len(problem.train.x)] = problem.train.x[:2]
+    samples[: len(problem.train.x)] = problem.train.x[:2].nan_to_num(0.0)
     networks.check_network(problem.network, samples)
     experiment.inference.check(problem)
     described = Description.of(experiment, dataset, partition)
@@ -127,10 +157,16 @@ def build_problem(
     )
 
 
-def _dataset(experiment: Experiment) -> Dataset:
+def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
     data = experiment.data
-    if experiment.dataset is None:
-        return load_npz(Path(data.data))
+    if isinstance(experiment.dataset, OwnData):
+        task = experiment.likelihood.task if experiment.likelihood else None
+        if data.task and task and data.task != task:
+            raise OptionError(
+                f"--task: {data.task} does not fit --likelihood {experiment.likelihood.name}, which "
+                f"is for {task}; leave one of the two out"
+            )
+        return experiment.dataset.read(given, data, data.task or task)
     folder = Path(data.data_dir) if data.data_dir else None
     if folder is not None and not folder.is_dir() and not data.download:
         raise DataError(
@@ -138,6 +174,64 @@ def _dataset(experiment: Experiment) -> Dataset:
             "or add --download to fetch it there"
         )
     return experiment.dataset.load(folder, data.download)
+
+
+def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, tuple[str, ...]]:
+    """Let the clients be the owners where the user left that open, and say so.
+
+    Paths become absolute, so that the experiment can be run from any folder.
+    """
+    data, notes = experiment.data, list[str]()
+    own, chosen = isinstance(experiment.dataset, OwnData), "partition" in experiment.asked
+    if own and data.data != MEMORY:
+        data = data.replace(data=str(Path(data.data).absolute()))
+    if data.data_dir:
+        data = data.replace(data_dir=str(Path(data.data_dir).absolute()))
+    experiment = attrs.evolve(experiment, data=data)
+    if dataset.client is None:
+        known = "clients" in experiment.asked or not own
+        return (experiment if known else experiment.with_clients(data.clients)), ()
+    owners = [dataset.owner(int(number)) for number in np.unique(dataset.client)]
+    if own and not chosen:
+        experiment = attrs.evolve(experiment, partition=Natural())
+        notes.append(
+            f"partition: natural, the {len(owners)} owners are the clients; --partition iid mixes "
+            "their samples"
+        )
+    elif own and not experiment.partition.by_owner:
+        notes.append(
+            f"partition: {experiment.partition.name} does not use the {len(owners)} owners of the "
+            "samples; --partition natural does"
+        )
+    if experiment.partition.by_owner and dataset.x_test is not None and dataset.client_test is None:
+        notes.append(
+            "client_test is missing: test samples are dealt to the owners in proportion to their "
+            "classes"
+        )
+    if not experiment.partition.by_owner:
+        return experiment.with_clients(data.clients), tuple(notes)
+    if "clients" not in experiment.asked:
+        return experiment.with_clients(len(owners)), tuple(notes)
+    if data.clients < len(owners):
+        named = ", ".join(map(str, owners[: data.clients][:10]))
+        more = ", ..." if data.clients > 10 else ""
+        notes.append(f"--clients: {data.clients} of {len(owners)} owners are used: {named}{more}")
+    return experiment, tuple(notes)
+
+
+def _foreign(experiment: Experiment, dataset: Dataset) -> tuple[str, Any]:
+    """Return what --ood stands for, and its samples ``[N, ...]``; None without."""
+    name, source = experiment.data.ood, experiment.ood
+    if name == "auto":
+        source = automatic(dataset)
+        name = source.name if source else "none"
+    if name == "none":
+        return "", None
+    if source is not None and source.name == dataset.name:
+        raise OptionError(f"--ood: {name} is the data set itself; give another one, or none")
+    rng = numpy_stream(experiment.run.seed, SERVER, SERVER, "out of distribution")
+    centre = experiment.data.input_range == "-1,1"
+    return name, foreign_samples(name, source, dataset, rng, centre=centre)
 
 
 def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:

@@ -8,15 +8,16 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bflcore.errors import ClientError
-from bflcore.problem import metrics
+from bflcore.problem import metrics, ranking
 
 if TYPE_CHECKING:
     from bflcore.messages import Evaluation
     from bflcore.rounds import Round, Survey
 
-__all__ = ["Record", "Records"]
+__all__ = ["Record", "Records", "summary_of"]
 
 Record = dict[str, Any]
+Sums = Mapping[str, Any]
 
 
 class Records:
@@ -26,8 +27,9 @@ class Records:
     `restore` takes it back, with the lines of ``metrics.jsonl`` written until then.
     """
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, ids: Sequence[int | str] = ()) -> None:
         self.method = method
+        self.ids = ids  # of the owners, by the clients' numbers
         self.records: list[Record] = []  # the lines of metrics.jsonl
         self.evaluation: Record = {}  # evaluation.json, of the latest evaluation
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
@@ -52,11 +54,11 @@ class Records:
         self.dropped = list(state["dropped"])
         self._started = time.perf_counter() - state["total"]
 
-    def add_survey(self, found: Survey) -> None:
-        """Count what the survey before round 1 cost, and the clients that it left out."""
+    def add_answers(self, number: int, found: Survey) -> None:
+        """Count what the survey, or the calibration after a round, cost, and who was left out."""
         self.bytes["up"] += found.bytes_up
         self.bytes["down"] += found.bytes_down
-        self._drop(0, found.dropped)
+        self._drop(number, found.dropped)
 
     def add_round(self, number: int, done: Round) -> None:
         """Count what a round cost, and the clients that it dropped."""
@@ -80,11 +82,11 @@ class Records:
         """
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
-        groups = _group(found, novel)
+        groups = {name: _measured(members) for name, members in _group(found, novel).items()}
         record: Record = {"round": number, "train.loss": loss}
         record |= {f"aggregator.{name}": value for name, value in report.items()}
         for group, members in groups.items():
-            summary = metrics.summarise([sums for _, sums in members])
+            summary = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
             record |= {f"{group}.{name}": value for name, value in summary.items()}
         record |= {
             "seconds": _rounded(self.seconds),
@@ -94,6 +96,9 @@ class Records:
         self.dropped = []
         self.evaluation = {"round": number}
         self.evaluation |= {group: _detail(members) for group, members in groups.items()}
+        for group in groups:
+            for entry in self.evaluation[group]["clients"]:
+                entry |= self._named(entry["client"])
         for name, validation in (("curves", False), ("validation.curves", True)):
             chosen = [e for e in found if e.validation == validation and e.client not in novel]
             if curves := _curves(chosen):
@@ -103,41 +108,62 @@ class Records:
 
     def summary(self) -> Record:
         """Return ``summary.json``."""
-        validation = any(key.startswith("validation.") for key in self.records[-1])
-        samples, models = ("validation", "validation") if validation else ("test", "personal")
-        classifies = f"{models}.accuracy" in self.records[-1]
-        key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
-        best = max(self.records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
-        total = time.perf_counter() - self._started
-        return {
-            "method": self.method,
-            "rounds": self.records[-1]["round"],
-            "final": _metrics_of(self.records[-1]),
-            "best": {
-                **_metrics_of(best),
-                "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
-            },
-            "seconds": _rounded({"total": total} | self.seconds),
-            "bytes": self.bytes,
-            "dropped": [entry for record in self.records for entry in record["dropped"]]
-            + self.dropped,
-        }
+        seconds = {"total": time.perf_counter() - self._started} | self.seconds
+        dropped = [entry for record in self.records for entry in record["dropped"]] + self.dropped
+        return summary_of(self.method, self.records, seconds, self.bytes, dropped)
 
     def _drop(self, number: int, failures: Iterable[ClientError]) -> None:
         self.dropped += [
-            {"round": number, "client": f.client, "stage": f.stage, "reason": f.reason}
+            {
+                "round": number,
+                **self._named(f.client),
+                "stage": f.stage,
+                "reason": f.reason,
+            }
             for f in failures
         ]
+
+    def _named(self, client: int) -> Record:
+        return {"client": client} | ({"id": self.ids[client]} if self.ids else {})
+
+
+def summary_of(
+    method: str,
+    records: Sequence[Record],
+    seconds: Mapping[str, float],
+    bytes: Mapping[str, int],
+    dropped: Sequence[Record],
+) -> Record:
+    """Return ``summary.json`` for the evaluated rounds `records`, the last of which is final."""
+    validation = any(key.startswith("validation.") for key in records[-1])
+    samples, models = ("validation", "validation") if validation else ("test", "personal")
+    classifies = f"{models}.accuracy" in records[-1]
+    key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
+    best = max(records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
+    return {
+        "method": method,
+        "rounds": records[-1]["round"],
+        "final": _metrics_of(records[-1]),
+        "best": {
+            **_metrics_of(best),
+            "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
+        },
+        "seconds": _rounded(seconds),
+        "bytes": dict(bytes),
+        "dropped": list(dropped),
+    }
 
 
 def _group(
     found: Sequence[Evaluation], novel: Collection[int]
-) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+) -> dict[str, list[tuple[int, Sums]]]:
     """Group evaluations: clients' own models, the server's model, clients held out of training.
 
-    The groups on validation samples are called validation, validation.global, validation.novel.
+    The groups on validation samples are called validation, validation.global, validation.novel;
+    those of calibrated models are called calibrated, novel.calibrated and so on. The group ood
+    holds the comparison with foreign samples.
     """
-    groups: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    groups: dict[str, list[tuple[int, Sums]]] = {}
     for validation in (False, True):
         own, prefix = ("validation", "validation.") if validation else ("personal", "")
         on = [e for e in found if e.validation == validation]
@@ -146,20 +172,39 @@ def _group(
             own: [(e.client, e.personal) for e in trained],
             f"{prefix}global": [(e.client, e.shared) for e in trained if e.shared is not None],
             f"{prefix}novel": [(e.client, e.personal) for e in on if e.client in novel],
+            f"{prefix}calibrated": [(e.client, e.calibrated) for e in trained if e.calibrated],
+            f"{prefix}novel.calibrated": [
+                (e.client, e.calibrated) for e in on if e.calibrated and e.client in novel
+            ],
         }
+    groups["ood"] = [(e.client, e.ood) for e in found if e.ood is not None]
     return {name: members for name, members in groups.items() if members}
 
 
-def _detail(members: Sequence[tuple[int, Mapping[str, Any]]]) -> Record:
-    """Return every client's metrics, the pooled ones, and the calibration curves."""
-    total = reduce(metrics.add, (dict(sums) for _, sums in members))
+def _measured(members: Sequence[tuple[int, Sums]]) -> list[tuple[int, Sums, dict[str, float]]]:
+    """Add each client's metrics to its sums."""
+    return [(client, sums, metrics.metrics_of(sums)) for client, sums in members]
+
+
+def _detail(members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
+    """Return every client's metrics, the pooled ones, metrics by class, and curves."""
+    total = reduce(metrics.add, (dict(sums) for _, sums, _ in members))
     detail: Record = {
         "clients": [
-            {"client": client, "examples": int(sums["examples"]), **metrics.metrics_of(sums)}
-            for client, sums in members
+            {"client": client, "examples": int(sums["examples"]), **found}
+            for client, sums, found in members
         ],
         "pooled": metrics.metrics_of(total),
     }
+    if "confusion" in total:
+        detail |= {
+            "classes": metrics.class_metrics(total),
+            "confusion": total["confusion"].tolist(),
+        }
+    if "strangeness" in total:
+        own, foreign = total["strangeness"].tolist()
+        detail["scores"] = {"borders": ranking.borders(len(own)).tolist()}
+        detail["scores"] |= {"own": own, "foreign": foreign}
     if "bin_count" in total:
         detail |= {
             "reliability": metrics.reliability_diagram(total),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations
-from bflcore.errors import RunError
+from bflcore.engines.trust import FEWEST
+from bflcore.errors import RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, begin, run_round, sample_cohort, survey
+from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +63,9 @@ class Run:
         self.directory, self.checkpoints, self.progress = directory, checkpoints, progress
         parts = prepared.experiment
         self.recipe = Recipe(parts.inference, parts.aggregator, parts.weighting, parts.hyper)
-        self.records = Records(parts.method)
+        ids = [client.id for client in prepared.description.clients]
+        self.records = Records(parts.method, ids)
+        self._warned = False
         self.broadcast = begin(self.recipe, self.problem)
 
     def execute(self, given: Session | None = None) -> Record:
@@ -87,7 +91,7 @@ class Run:
         Returns the clients' memories ``[...]``; None if there is no checkpoint yet. Raises
         `RunError` if the checkpoint does not belong to this experiment.
         """
-        saved = self.checkpoints.read(type(self.broadcast.start), self.problem.device)
+        saved = self.checkpoints.read_sound(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
         records = self.directory.rewind(reached)
         for logger in self.experiment.loggers:
@@ -113,18 +117,22 @@ class Run:
         if len(records) != saved.state["evaluated"]:
             raise RunError(
                 f"{self.directory.metrics}: {len(records)} of {saved.state['evaluated']} evaluated "
-                f"rounds up to round {saved.broadcast.round} are left; restore the file, or start "
-                "the run again"
+                f"rounds up to round {saved.broadcast.round} can be read, the others are lost or "
+                "damaged; restore the file, or start the run again"
             )
 
     def _round(self, session: Session, number: int) -> None:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        done = run_round(self.recipe, session, self.broadcast, clients, run.min_clients, run.block)
+        limits = run.min_clients, run.block, run.trust
+        done = run_round(self.recipe, session, self.broadcast, clients, *limits)
         self.broadcast = done.broadcast
         self.records.add_round(number, done)
+        self._warn_of_weight(number, done)
         record, last = None, number == run.rounds
+        if last and self.problem.calibrators:
+            self._calibrate(session)
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
             record = self._evaluate(session, number, done.loss, done.report)
         if last:
@@ -133,14 +141,33 @@ class Run:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
 
+    def _warn_of_weight(self, number: int, done: Round) -> None:
+        """Say once that a single client decides what is learnt."""
+        client, share = done.heaviest
+        if self._warned or share <= 0.5 or len(done.replied) < FEWEST:
+            return
+        self._warned = True
+        warnings.warn(
+            f"round {number}: client {client} holds {share:.0%} of all weight and decides the "
+            "fused posterior almost alone; --weighting equal counts clients alike",
+            RunWarning,
+            stacklevel=2,
+        )
+
     def _survey(self, session: Session) -> None:
         """Ask the clients for sums over their data, and begin with what they answered."""
         found = survey(
             self.recipe.inference, self.problem, session, self.experiment.run.min_clients
         )
-        self.records.add_survey(found)
+        self.records.add_answers(0, found)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
+
+    def _calibrate(self, session: Session) -> None:
+        """Ask the clients for sums over their calibration samples; they stay in the broadcast."""
+        due = self.experiment.run.min_clients
+        self.broadcast, found = calibrate(self.problem, session, self.broadcast, due)
+        self.records.add_answers(self.broadcast.round, found)
 
     def _pretrain(self, session: Session) -> None:
         fraction = self.experiment.run.pretrain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from bflcore.inference.memory import Memory, client_posterior
@@ -33,12 +34,14 @@ class LocalInference(Component, abc.ABC):
 
     kind: ClassVar[str] = "inference"
     family: ClassVar[str]  # name of the posterior family that `fit` returns
-    # Claims that `bflcore.testing` checks:
-    # exact-conjugate  `fit` returns the exact posterior of linear regression with known noise if
-    #                  each sample depends on one parameter
-    # Declarations:
-    # pools-samples    `fit` reads the samples of all clients, which only a simulation can give it
-    tags: ClassVar[frozenset[str]] = frozenset()
+    known_tags = MappingProxyType(
+        {
+            "exact-conjugate": "`fit` returns the exact posterior of linear regression with known "
+            "noise if each sample depends on one parameter (checked)",
+            "pools-samples": "`fit` reads the samples of all clients, which only a simulation can "
+            "give it (declared)",
+        }
+    )
 
     @property
     def leaves_certain(self) -> bool:

@@ -58,7 +58,9 @@ class Component:
     component are its options, nothing else.
 
     `expected_failures` maps checks of the conformance kit (`bflcore.testing`) that a component
-    cannot pass to the reasons why.
+    cannot pass to the reasons why. `hides` names inherited options that mean nothing here: they
+    are not listed and cannot be set. `tags` are claims and declarations; `known_tags` says what
+    each tag of the kind promises.
     """
 
     kind: ClassVar[str]
@@ -66,6 +68,9 @@ class Component:
     aliases: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str] = ""
     expected_failures: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+    hides: ClassVar[tuple[str, ...]] = ()
+    tags: ClassVar[frozenset[str]] = frozenset()
+    known_tags: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
 
     @classmethod
     def summary(cls) -> str:
@@ -176,16 +181,18 @@ def component(cls: type[C]) -> type[C]:
     Its constructor raises `OptionError` for an unknown option, with the nearest name.
     """
     made: Any = attrs.frozen(kw_only=True)(cls)
-    names = {field.name for field in attrs.fields(made)}
+    defaults = {field.name: field.default for field in attrs.fields(made)}
     initialise = made.__init__
 
     @functools.wraps(initialise)
     def checked(self: C, **options: Any) -> None:
         options = canonical(made, options)
-        for name in options:
-            if name not in names:
+        for name, value in options.items():
+            # A copy (`attrs.evolve`) is made of all fields: hidden ones pass as they are.
+            if name not in defaults or (name in made.hides and value != defaults[name]):
                 called = getattr(cls, "name", cls.__name__)
-                raise unknown(f"option of {cls.kind} {called}:", name, names)
+                known = [name for name in defaults if name not in made.hides]
+                raise unknown(f"option of {cls.kind} {called}:", name, known)
         initialise(self, **options)
 
     made.__init__ = checked
@@ -229,7 +236,7 @@ def _options_of(cls: Any) -> tuple[Option, ...]:
             field.metadata["aliases"],
         )
         for field in (attrs.fields(cls) if attrs.has(cls) else ())
-        if "help" in field.metadata
+        if "help" in field.metadata and field.name not in cls.hides
     )
 
 
@@ -268,6 +275,10 @@ def find_option(cls: type[Component], key: str, where: str) -> Option:
     """Return an option by its name or alias. Raises `OptionError` with the nearest name."""
     known = options_of(cls)
     found = next((o for o in known if key == o.name or key in o.aliases), None)
+    if not known:
+        raise OptionError(
+            f"{label(where, key)}: {cls.kind} {cls.name} has no options; leave it out"
+        )
     if found is None:
         raise unknown(
             "option",

@@ -33,6 +33,7 @@ class Kind:
     part: str = ""
     default: str = ""  # the part that is used unless one is chosen
     setting: str = ""  # the data setting that chooses it
+    listed: str = ""  # the setting of the run that names any number of them
     fitted: bool = False  # must support the inference's posterior family
     plural: str = _derived(lambda kind: f"{kind.attribute}s")
     hook: str = _derived(lambda kind: f"bfl_{kind.plural}")
@@ -65,7 +66,8 @@ KINDS = (
     Kind("dataset", "DataSource", setting="data", checks=""),
     Kind("partition", "Partitioner", hook="bfl_partitioners", setting="partition"),
     Kind("label-noise", "LabelNoise", setting="label_noise"),
-    Kind("logger", "Logger", checks=""),
+    Kind("calibrator", "Calibrator", listed="calibrate"),
+    Kind("logger", "Logger", listed="log", checks=""),
     Kind("command", "Command", checks=""),
 )
 

@@ -27,6 +27,11 @@ class RunSettings(Component):
     cohort: int = option(0, "number of clients drawn per round (0 = all)", at_least=0)
     share: str = option("all", "parameters shared with the server", choices=SHARING)
     min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
+    trust: float = option(
+        30.0,
+        "refuse a client result this many times larger than the cohort's median (0 = never)",
+        at_least=0,
+    )
     block: int = option(32, "number of consecutive clients summed as one block", at_least=1)
     drop_out: float = option(
         0.0, "simulated fault: probability that a client does not reply", at_least=0, at_most=1
@@ -42,6 +47,11 @@ class RunSettings(Component):
     device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
     dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))
     seed: int = option(0, "random seed", at_least=0)
+    calibrate: tuple[str, ...] = option(
+        (),
+        "calibrators fitted after training (none = temperature,conformal,ood with "
+        "--calibration-fraction)",
+    )
     log: tuple[str, ...] = option((), "loggers besides metrics.jsonl: csv,tensorboard,...")
 
 
@@ -52,7 +62,17 @@ class DataSettings(Component):
     kind: ClassVar[str] = "settings"
     name = "data"
 
-    data: str = option("mnist5k", "data set, or path/to/data.npz")
+    data: str = option(
+        "mnist5k", "data set, or your own: a file .csv, .parquet or .npz, or a folder of tables"
+    )
+    target: str | None = option(None, "column of your table to predict")
+    client: str | None = option(None, "column of your table that names the owner of each sample")
+    task: str | None = option(
+        None,
+        "what your targets are (none = as they look; the likelihood decides, too)",
+        choices=("classification", "regression"),
+    )
+    drop: tuple[str, ...] = option((), "columns of your table to leave out")
     data_dir: str | None = option(None, "folder of the data set (none = where it is installed)")
     download: bool = option(False, "whether to download the data set if it is absent")
     input_range: str = option(
@@ -60,8 +80,14 @@ class DataSettings(Component):
         "range of the inputs: `0,1` (as loaded) or `-1,1` (images only)",
         choices=("0,1", "-1,1"),
     )
-    partition: str = option("iid", "division of the samples among clients: labels:5, ...")
-    clients: int = option(10, "number of clients", at_least=1)
+    partition: str = option(
+        "iid",
+        "division of the samples among clients: labels:5, ... (for your own data with owners: "
+        "natural, unless you choose another)",
+    )
+    clients: int = option(
+        10, "number of clients (for natural: all owners, unless you choose fewer)", at_least=1
+    )
     novel_clients: int = option(0, "number of clients held out of training", at_least=0)
     train_per_class: int | None = option(
         None, "training samples per class per client (none = all but the test samples)", at_least=1
@@ -80,6 +106,18 @@ class DataSettings(Component):
         "fraction of a client's training samples held out for validation (0 = none)",
         at_least=0,
         below=1,
+    )
+    calibration_fraction: float = option(
+        0.0,
+        "fraction of a client's other training samples held out for calibration (0 = none)",
+        at_least=0,
+        below=1,
+    )
+    ood: str = option(
+        "auto",
+        "samples unlike the data that clients should tell from their own: a data set, or an .npz "
+        "file with x (auto = Fashion-MNIST for digits and digits for Fashion-MNIST, where "
+        "installed; none = off)",
     )
     label_noise: str | None = option(
         None, "noise on the training labels after the split: pair:0.1, ... (none = off)"

@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
+from bflcore.problem.calibration.base import answer
 from bflcore.problem.scaling import Scaling, moments
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from bflcore.data.base import Dataset, Integers
     from bflcore.data.partition import Partition
     from bflcore.layout import Layout
+    from bflcore.problem.calibration.base import Calibrator
     from bflcore.problem.likelihoods import Likelihood
 else:
     torch = lazy("torch")
 
 __all__ = ["Problem", "Shares"]
+
+SAMPLES = ("train", "test", "validation", "calibration")  # fields of a problem
 
 
 @attrs.frozen(eq=False)
@@ -71,13 +75,17 @@ class Shares:
 
 @attrs.frozen(eq=False)
 class Problem:
-    """A network, its likelihood, and the samples of every client: training, test, validation.
+    """A network, its likelihood, and the samples of every client by what they are for.
 
     `initial` ``[P]`` is the network's random initialisation; `clients` are the ids that train and
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples.
+    set, it scales every client's samples; `indicators` ``[F]`` are the features of a table that are
+    0 or 1. `calibrators` are fitted to the `calibration` samples after the last round. `foreign`
+    ``[N, ...]`` are samples unlike those of any client, as the network would get them without
+    scaling: no client trains on them, and in the last round each says how well its model tells them
+    from its test samples.
     """
 
     network: nn.Module
@@ -93,6 +101,10 @@ class Problem:
     standardise: bool = False
     survey: Mapping[str, Tensor] = attrs.field(factory=dict)
     validation: Shares | None = None
+    calibration: Shares | None = None
+    calibrators: tuple[Calibrator, ...] = ()
+    indicators: Tensor | None = None
+    foreign: Tensor | None = None
 
     @classmethod
     def assemble(
@@ -125,9 +137,9 @@ class Problem:
 
         train = dataset.x, dataset.y
         test = (dataset.x_test, dataset.y_test) if partition.held_out else train
-        held = partition.validation
         network = network.to(device, dtype)
         ids = tuple(range(len(partition.train)))
+        schema = dataset.schema
         trained = len(ids) - novel
         return cls(
             network,
@@ -141,26 +153,37 @@ class Problem:
             seed=seed,
             rounds=rounds,
             standardise=dataset.standardise,
-            validation=shares(*train, held) if held else None,
+            validation=shares(*train, partition.validation) if partition.validation else None,
+            calibration=shares(*train, partition.calibration) if partition.calibration else None,
+            indicators=torch.tensor(schema.indicators, device=device) if schema else None,
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
         """Return the problem with the sums ``[...]`` that the clients' answers gave."""
         if not survey:
             return self
-        scaling = Scaling.of(survey) if self.standardise else None
-        train, test, *held = (attrs.evolve(part, scaling=scaling) for part in self.samples)
-        validation = held[0] if held else None
-        return attrs.evolve(self, survey=survey, train=train, test=test, validation=validation)
+        scaling = Scaling.of(survey, self.indicators) if self.standardise else None
+        scaled = {name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()}
+        return attrs.evolve(self, survey=survey, **scaled)
 
     def moments(self, client: int) -> dict[str, Tensor]:
         """Return what one client answers before all samples are standardised (see `Scaling`)."""
-        return moments(*self.train.of(client))
+        return moments(*self.train.of(client), self.indicators)
+
+    def uncalibrated(self) -> dict[str, Tensor]:
+        """Return the answer ``[...]`` of a client without calibration samples: zeros."""
+        with torch.no_grad():
+            x = self.train.x.new_zeros(1, 1, *self.train.x.shape[1:])
+            one = self.likelihood.predictive(self.forward(self.initial[None], x)[:, None])
+        y = self.train.y.new_zeros(1, *self.train.y.shape[1:])
+        form = answer(self.calibrators, [(one, y)])
+        return {name: torch.zeros_like(tensor) for name, tensor in form.items()}
 
     @property
-    def samples(self) -> tuple[Shares, ...]:
-        """Training and test samples, and validation samples where there are any."""
-        return (self.train, self.test, *([self.validation] if self.validation else []))
+    def samples(self) -> dict[str, Shares]:
+        """The samples that there are, by the name of their field."""
+        found = {name: getattr(self, name) for name in SAMPLES}
+        return {name: shares for name, shares in found.items() if shares is not None}
 
     @property
     def device(self) -> torch.device:

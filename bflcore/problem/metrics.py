@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bflcore.problem import ranking
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
     "add",
+    "class_metrics",
     "classification_sums",
     "entropies",
     "metrics_of",
+    "per_sample",
     "regression_sums",
     "reliability_diagram",
     "retention_curve",
@@ -36,12 +40,19 @@ MEANS = (  # classification metrics that are means over samples; their sums have
 )
 CLIP = 1e-12  # smallest probability whose logarithm is taken
 RETENTION_BINS = 100  # bins of normalised entropy: the resolution of the retention curve
+RANKS = (16, 2000)  # intervals per class for AUROC: at least, and of all classes together
 SPREAD = 1e-12  # relative to the sum of squares: a smaller spread is rounding error
+PER_SAMPLE = "mean."  # prefix of sums of figures whose mean over samples is a metric
 INTERVALS = (50, 90, 95)  # predictive intervals whose coverage is counted, in per cent
 
 
 def classification_sums(
-    probabilities: Tensor, labels: Tensor, bins: int = 10, closed_form: Tensor | None = None
+    probabilities: Tensor,
+    labels: Tensor,
+    bins: int = 10,
+    closed_form: Tensor | None = None,
+    *,
+    by_class: bool = True,
 ) -> dict[str, Tensor]:
     """Sum the metrics of class predictions.
 
@@ -49,7 +60,9 @@ def classification_sums(
     p is the draws' mean, or `closed_form` ``[B, C]`` if given. Entropy is normalised by log C. The
     decomposition of uncertainty always refers to the draws: mutual information is in nats, and
     aleatoric and epistemic are the traces of Kwon et al. 2020, eq. 4, which add up to 1 - sum p^2
-    for the mean of the draws. An empty batch gives zeros.
+    for the mean of the draws. An empty batch gives zeros. `by_class` adds the confusion matrix
+    ``[C, C]`` (row: label, column: prediction) and, of each class against the rest, the histograms
+    of its probability ``[C, 2, R]`` (see `ranking`).
     """
     import torch
 
@@ -81,6 +94,13 @@ def classification_sums(
     def histogram(index: Tensor, weights: Tensor, size: int) -> Tensor:
         return hit.new_zeros(size).index_add_(0, index, weights)
 
+    if by_class:
+        cells = torch.bincount(labels * classes + top, minlength=classes**2)
+        sums["confusion"] = cells.reshape(classes, classes).int()
+        least, together = RANKS
+        intervals = max(least, min(ranking.FINEST, together // classes))
+        one_hot = torch.nn.functional.one_hot(labels, classes)
+        sums["ranks"] = ranking.histograms(p, one_hot, intervals)
     ones = torch.ones_like(hit)
     return sums | {
         "bin_count": histogram(bin_of, ones, bins),
@@ -133,17 +153,31 @@ def add(left: Sums, right: Sums) -> dict[str, Tensor]:
     return {name: left[name] + right[name] for name in left}
 
 
+def per_sample(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum further figures of samples ``[B]``; `metrics_of` gives their means by these names."""
+    return {f"{PER_SAMPLE}{name}": values.double().sum() for name, values in figures.items()}
+
+
 def metrics_of(sums: Sums) -> dict[str, float]:
     """Compute the metrics from their sums; undefined metrics are left out.
 
     Classification: accuracy, top5, nll, brier, entropy, aleatoric, epistemic, mutual_information,
-    ece, mce. Regression: rmse, nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all
-    targets are equal), nll per value, coverage. Without samples no metric is defined.
+    ece, mce; balanced_accuracy and f1 (means over the classes that occur, f1 also over those
+    predicted); auroc (mean over the classes that some, not all, samples have). Regression: rmse,
+    nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all targets are equal), nll per
+    value, coverage. Out of distribution (`bflcore.problem.ood`): auroc, fpr95. Of `per_sample`:
+    means, unless they are infinite. Without samples no metric is defined.
     """
     n = float(sums["examples"])
     if not n:
         return {}
-    return _regression(sums, n) if "squared_error" in sums else _classification(sums, n)
+    if "strangeness" in sums:
+        counts = sums["strangeness"]
+        return {"auroc": float(ranking.auroc(counts)), "fpr95": float(ranking.fpr95(counts))}
+    found = _regression(sums, n) if "squared_error" in sums else _classification(sums, n)
+    means = {k: float(total) / n for k, total in sums.items() if k.startswith(PER_SAMPLE)}
+    finite = {k.removeprefix(PER_SAMPLE): mean for k, mean in means.items() if math.isfinite(mean)}
+    return found | finite
 
 
 def _classification(sums: Sums, n: float) -> dict[str, float]:
@@ -151,7 +185,28 @@ def _classification(sums: Sums, n: float) -> dict[str, float]:
     result = {name: float(sums[name]) / n for name in MEANS if name in sums}
     result["ece"] = float(gap.sum()) / n
     result["mce"] = float((gap / sums["bin_count"].clamp_min(1)).max())
+    if "confusion" in sums:
+        _, recall, _, f1 = _by_class(sums["confusion"])
+        areas = ranking.auroc(sums["ranks"])
+        found = {"auroc": areas, "balanced_accuracy": recall, "f1": f1}
+        means = {name: float(values.nanmean()) for name, values in found.items()}
+        result |= {name: mean for name, mean in means.items() if not math.isnan(mean)}
     return result
+
+
+def _by_class(confusion: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return each class's samples, recall, precision and F1 ``[C]``; NaN where undefined."""
+    table = confusion.double()
+    samples, predicted, hits = table.sum(1), table.sum(0), table.diagonal()
+    return samples, hits / samples, hits / predicted, 2 * hits / (samples + predicted)
+
+
+def class_metrics(sums: Sums) -> list[dict[str, float]]:
+    """Return for each class its samples (examples), recall, precision and F1, where defined."""
+    names = ("examples", "recall", "precision", "f1")
+    columns = [values.tolist() for values in _by_class(sums["confusion"])]
+    rows = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+    return [{name: v for name, v in row.items() if not math.isnan(v)} for row in rows]
 
 
 def _regression(sums: Sums, n: float) -> dict[str, float]:
@@ -166,14 +221,17 @@ def _regression(sums: Sums, n: float) -> dict[str, float]:
     return result
 
 
-def summarise(per_client: Sequence[Sums]) -> dict[str, dict[str, float]]:
+def summarise(
+    per_client: Sequence[Sums], each: Sequence[Mapping[str, float]] = ()
+) -> dict[str, dict[str, float]]:
     """Return each metric's mean and standard deviation over clients, and its pooled value.
 
     The mean is over the clients for which the metric is defined; without any, it is left out.
+    `each` are the clients' metrics, where they are known already.
     """
     if not per_client:
         return {}
-    each = [metrics_of(sums) for sums in per_client]
+    each = each or [metrics_of(sums) for sums in per_client]
     summary = {}
     for name, pooled in metrics_of(reduce(add, per_client)).items():
         values = [metrics[name] for metrics in each if name in metrics]

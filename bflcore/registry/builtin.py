@@ -15,6 +15,7 @@ from bflcore.methods import FedAvg, FedVI
 from bflcore.models import MODELS
 from bflcore.options import Component
 from bflcore.posteriors import Gaussian, Point
+from bflcore.problem.calibration import CALIBRATORS
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.registry.hookspecs import hookimpl
 from bflcore.registry.loggers import CSV, MLflow, TensorBoard
@@ -91,6 +92,12 @@ def bfl_partitioners() -> Iterator[type[Component]]:
 def bfl_label_noises() -> Iterator[type[Component]]:
     """Yield the core's label noises."""
     yield from (Pair, Symmetric)
+
+
+@hookimpl
+def bfl_calibrators() -> Iterator[type[Component]]:
+    """Yield the core's calibrators."""
+    yield from CALIBRATORS
 
 
 @hookimpl

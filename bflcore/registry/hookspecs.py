@@ -11,36 +11,46 @@ below; each takes no arguments and yields component classes. A complete plugin:
     from bflcore import Aggregator, Map, Method, component, hookimpl, option
 
     @component
-    class Newest(Aggregator):
-        \"\"\"Keep the posterior of one of the last clients.\"\"\"
+    class Midrange(Aggregator):
+        \"\"\"Fuse each field to the middle between its smallest and its largest value.\"\"\"
 
-        name = "newest"
+        name = "midrange"
         reference = "new"
         families = ("point", "gaussian")
+        weighs = False
+        ignores_weights_because = "only the two clients at the ends count"
+        tags = frozenset({"keeps-variance"})
 
-        back: int = option(1, "position of the client kept (1 = last)", at_least=1)
+        spread: str = option("middle", "fused variance", choices=("middle", "largest"))
 
         def fuse(self, posteriors, weights, prior):
-            return posteriors[-self.back]
+            self.check(posteriors, weights, prior)
+            fused = posteriors.map(lambda field: (field.amin(0) + field.amax(0)) / 2).pack()
+            if self.spread == "largest" and "variance" in fused:
+                fused["variance"] = posteriors.variance.amax(0)
+            return prior.unpack(fused)
 
-    class Latest(Method):
-        \"\"\"Train one client after another.\"\"\"
+    class FedMidrange(Method):
+        \"\"\"Train point estimates and fuse them by their midrange.\"\"\"
 
-        name = "latest"
+        name = "fed-midrange"
         reference = "new"
         inference = Map(local_epochs=2)
-        aggregator = Newest(back=1)
+        aggregator = Midrange()
         settings = {"rounds": 10}
 
     @hookimpl
     def bfl_aggregators():
-        yield Newest
+        yield Midrange
 
     @hookimpl
     def bfl_methods():
-        yield Latest
+        yield FedMidrange
 
-Declaring a component must not import torch. Write ``torch = lazy("torch")`` (see `bflcore.lazy`),
+``bfl new-plugin`` writes a whole distribution; docs/writing-plugins.md is the guide. A component
+that lacks what its kind must declare makes its plugin broken, with the reason, and nothing else.
+
+Declaring a component must not import torch: write ``torch = lazy("torch")`` (see `bflcore.lazy`),
 which imports it when it is first used, or import it inside the methods that need it.
 """
 
@@ -62,6 +72,7 @@ if TYPE_CHECKING:
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.posteriors import Posterior
+    from bflcore.problem.calibration.base import Calibrator
     from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.command import Command
     from bflcore.registry.loggers import Logger
@@ -133,6 +144,11 @@ def bfl_partitioners() -> Iterable[type[Partitioner]]:
 @hookspec
 def bfl_label_noises() -> Iterable[type[LabelNoise]]:
     """Yield label noises: which training labels are made wrong."""
+
+
+@hookspec
+def bfl_calibrators() -> Iterable[type[Calibrator]]:
+    """Yield calibrators: what is corrected, or promised, after training."""
 
 
 @hookspec

@@ -24,9 +24,10 @@ from packaging.utils import canonicalize_name
 
 from bflcore.errors import BflError, PluginError, nearest, unknown
 from bflcore.options import Component
-from bflcore.options.kinds import KINDS, Kind, kind_called
+from bflcore.options.kinds import KINDS, kind_called
 from bflcore.registry import builtin, hookspecs
 from bflcore.registry.hookspecs import GROUP
+from bflcore.registry.validation import check_component
 
 if TYPE_CHECKING:
     from bflcore.aggregation import Aggregator
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from bflcore.methods import Method
     from bflcore.models.base import Model
     from bflcore.posteriors import Posterior
+    from bflcore.problem.calibration.base import Calibrator
     from bflcore.problem.likelihoods import Likelihood
     from bflcore.registry.command import Command
     from bflcore.registry.loggers import Logger
@@ -113,6 +115,7 @@ class Registry:
     datasets: View[DataSource]
     partitions: View[Partitioner]
     label_noises: View[LabelNoise]
+    calibrators: View[Calibrator]
     loggers: View[Logger]
     commands: View[Command]
 
@@ -265,7 +268,7 @@ def _components_of(module: object) -> list[type[Component]]:
         if caller.get_hookimpls() and not results:  # pluggy drops None
             raise PluginError(f"{kind.hook} returned nothing; yield the classes")
         for component in chain(*results):
-            _check_component(component, kind)
+            check_component(component, kind)
             components.append(component)
     return components
 
@@ -282,21 +285,3 @@ def _check_hooks(module: object) -> None:
             raise PluginError(f"unknown hook {name}{near}; hooks: {', '.join(HOOKS)}")
         if not marked:
             raise PluginError(f"{name} is not marked; write @hookimpl above it")
-
-
-def _check_component(component: Any, kind: Kind) -> None:
-    """Raise `PluginError` unless a component that a hook yielded is a named one of the kind."""
-    fits = isinstance(component, type) and issubclass(component, kind.base_class)
-    if not fits or component.kind != kind.name:
-        raise PluginError(
-            f"{kind.hook} yielded {component!r}; expected a subclass of bflcore.{kind.base}"
-        )
-    yielded = f"{kind.hook} yielded {component.__name__}"
-    if not _is_name(getattr(component, "name", None)):
-        raise PluginError(f"{yielded}, which has no name")
-    if not (isinstance(component.aliases, tuple) and all(map(_is_name, component.aliases))):
-        raise PluginError(f"{yielded}; its aliases must be a tuple of names")
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != ""

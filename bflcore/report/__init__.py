@@ -1,6 +1,5 @@
-"""Reports and comparisons of finished runs."""
+"""Reports and comparisons of runs. Neither torch nor matplotlib is imported before it is used."""
 
 from bflcore.report.page import write_report
-from bflcore.report.table import compare_runs, print_table
 
-__all__ = ["compare_runs", "print_table", "write_report"]
+__all__ = ["write_report"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from bflcore.errors import RunError
-from bflcore.experiments.checkpoint import Checkpoints
+from bflcore.experiments.directory import RunDirectory
 from bflcore.inference.base import Explorable
 from bflcore.inference.memory import client_posterior
 
@@ -25,6 +25,7 @@ __all__ = ["Plane", "landscape"]
 POINTS = 25  # along each side of the picture
 MARGIN = 0.3  # of the picture around the networks, as a fraction of their extent
 SAMPLES = 1024  # test samples at most
+ON_A_LINE = 1e-4  # a smaller extent, relative to the other axis, is rounding error
 
 
 @attrs.frozen(eq=False)
@@ -56,10 +57,10 @@ def landscape(run: Run) -> Plane:
     prepared = prepare(resolve(load_registry(), method, run.experiment, {}))
     problem, inference = prepared.problem, prepared.experiment.inference
     family = type(inference.initial(problem))
-    folder = run.path / "checkpoint"
-    saved = Checkpoints(folder).read(family, problem.device)
+    checkpoints = RunDirectory(run.path).checkpoints
+    saved = checkpoints.read(family, problem.device)
     if saved is None:
-        raise RunError(f"{folder} cannot be read: it has no checkpoint; start the run again")
+        raise RunError(f"{checkpoints.folder} has no checkpoint; start the run again")
     problem = problem.surveyed(saved.broadcast.survey)
     client = min(saved.memories, default=problem.clients[0])
     memory = saved.memories.get(client) or inference.initial_memory(problem)
@@ -86,7 +87,7 @@ def _measure(problem: Problem, client: int, networks: dict[str, Tensor]) -> Plan
         label: (float((v - origin) @ first), float((v - origin) @ second))
         for label, v in vectors.items()
     }
-    across, up = (_side([mark[axis] for mark in marks.values()]) for axis in (0, 1))
+    across, up = _sides(list(marks.values()))
     with torch.no_grad():
         rows = [
             [_metrics(problem, origin + a * first + b * second, x, y) for a in across] for b in up
@@ -108,15 +109,25 @@ def _axes(problem: Problem, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tens
         for one in basis:
             rest = rest - (rest @ one) * one
         # Of networks that coincide, or lie on one line, nothing is left but rounding errors.
-        if len(basis) < 2 and float(rest.norm()) > 1e-4 * float(direction.norm() + 1e-12):
+        if len(basis) < 2 and float(rest.norm()) > ON_A_LINE * float(direction.norm() + 1e-12):
             basis.append(rest / rest.norm())
     return origin, basis[0], basis[1]
 
 
-def _side(places: list[float]) -> list[float]:
-    extent = (max(places) - min(places)) or 1.0
-    low, high = min(places) - MARGIN * extent, max(places) + MARGIN * extent
-    return [low + (high - low) * i / (POINTS - 1) for i in range(POINTS)]
+def _sides(marks: list[tuple[float, float]]) -> list[list[float]]:
+    """Return the coordinates of the grid along both axes.
+
+    Where the networks lie on one line, rounding errors apart, the picture is square.
+    """
+    places = [list(axis) for axis in zip(*marks, strict=True)]
+    extents = [max(axis) - min(axis) for axis in places]
+    largest = max(extents) or 1.0
+    sides = []
+    for axis, extent in zip(places, extents, strict=True):
+        middle = (max(axis) + min(axis)) / 2
+        reach = (0.5 + MARGIN) * (extent if extent > ON_A_LINE * largest else largest)
+        sides.append([middle + reach * (2 * i / (POINTS - 1) - 1) for i in range(POINTS)])
+    return sides
 
 
 def _metrics(problem: Problem, network: Tensor, x: Tensor, y: Tensor) -> dict[str, Any]:

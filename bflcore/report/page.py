@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from bflcore.errors import RunError
 from bflcore.files import write_text
-from bflcore.report import plots
-from bflcore.report.reading import Run, read_run
-from bflcore.report.table import grid, row_of
+from bflcore.lazy import lazy
+from bflcore.report import calibration
+from bflcore.report.reading import Run, read_runs
+from bflcore.report.table import MEANING, grid, row_of
+
+if TYPE_CHECKING:
+    from bflcore.report import plots
+else:
+    plots = lazy("bflcore.report.plots")  # importing matplotlib takes half a second
 
 __all__ = ["render_page", "write_report"]
 
 BAR = 90  # pixels of the longest bar in the table of clients
+UPRIGHT = 6  # runs in a table with a column per run
+LONGEST = 200  # rows of a table of clients: the page stays below 2 MB
+EXPLAINED = {
+    "ECE": "expected calibration error: how far confidence is from accuracy, averaged over bins of "
+    "confidence. 0 is best; few samples make it larger.",
+    "NLL": "negative log likelihood of the true label or target, in nats: punishes confident "
+    "mistakes most. Lower is better.",
+    "Brier": "squared distance between predicted probabilities and the true label, from 0 to 2. "
+    "Lower is better.",
+    "F1, balanced accuracy": "means over classes, of F1 and of recall: a rare class counts as much "
+    "as a frequent one.",
+    "AUROC": "probability that a sample of a class gets a higher probability of that class than "
+    "another sample; mean over classes. 0.5 is chance.",
+    "OOD AUROC, FPR95": "how well the entropy of predictions tells samples unlike the data (--ood) "
+    "from test samples; the share of the former that passes when 95 % of the latter do.",
+    "epistemic": "the part of the uncertainty that more data would remove; aleatoric: the part that "
+    "lies in the data themselves.",
+    "retention": "accuracy on the samples that are kept when the most uncertain are rejected: a "
+    "model that knows what it does not know rises to the left.",
+}
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None, *, landscape: bool = False) -> Path:
+def write_report(
+    runs: Sequence[Path],
+    out: Path | None = None,
+    *,
+    landscape: bool = False,
+    left_out: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Write the report of one run (into its folder) or of several (``report.html`` here).
 
     With `landscape` each run's loss is drawn on a plane of parameters, from its checkpoint.
-    Raises `RunError` when a run cannot be read or the page cannot be written.
+    `left_out` is told of each run that cannot be read. Raises `RunError` when none can be, or the
+    page cannot be written.
     """
-    read = [read_run(path) for path in runs]
+    read = read_runs(runs, left_out)
     if len({run.classifies for run in read}) > 1:
         raise RunError(
             "classification and regression runs cannot share a report; give runs of one kind"
@@ -49,17 +82,26 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    classifies = runs[0].classifies
+    evaluated = [run for run in runs if run.tested]
+    classified = evaluated if runs[0].classifies else []
+    compared = [run for run in evaluated if "ood" in run.evaluation]
+    names = " vs ".join(run.label for run in runs)
     return environment.get_template("report.html.j2").render(
-        title=" vs ".join(run.label for run in runs),
+        title=names if len(runs) < 4 else f"{len(runs)} runs",
         runs=[_details(run) for run in runs],
-        final=_table([row_of(run) for run in runs]),
-        best=_table([_best(run) for run in runs]),
-        chosen=dict.fromkeys(_chosen(run) for run in runs),
-        learning_curves=plots.learning_curves(runs),
-        reliability=plots.reliability(runs) if classifies else "",
-        retention=plots.retention(runs) if classifies else "",
+        legend=[{"label": run.label, "colour": plots.colour_of(runs, run)} for run in runs],
+        meaning=MEANING,
+        final=_upright([row_of(run) for run in runs]),
+        pooled=_upright([row_of(run, "pooled") for run in runs]),
+        best=_upright([_best(run) for run in evaluated]),
+        chosen=dict.fromkeys(_chosen(run) for run in evaluated),
+        learning_curves=plots.learning_curves(runs) if evaluated else "",
+        reliability=plots.reliability(runs) if classified else "",
+        retention=plots.retention(runs) if classified else "",
+        ood=[{"label": run.label, "svg": plots.scores(runs, run)} for run in compared],
+        calibration=calibration.section(runs),
         landscapes=landscapes,
+        explained=EXPLAINED,
     )
 
 
@@ -68,12 +110,16 @@ def _details(run: Run) -> dict[str, Any]:
     return {
         "label": run.label,
         "sentence": _sentence(run),
+        "unfinished": run.unfinished,
+        "untested": run.untested[:LONGEST],
         "curves": [
             {"axis": axis, "svg": plots.along(run, axis)}
             for axis in run.evaluation.get("curves", {})
         ],
+        "classes": _table(_classes(run)),
+        "confusion": plots.confusion(run) if _confusion_fits(run) else "",
         "clients": _clients(run),
-        "dropped": _table(run.summary["dropped"]),
+        "dropped": _table(run.summary["dropped"][:LONGEST]),
         "settings": tomli_w.dumps(settings),
     }
 
@@ -84,7 +130,7 @@ def _landscape(run: Run) -> dict[str, Any]:
     plane = landscape(run)
     return {
         "label": run.label,
-        "client": plane.client,
+        "client": run.client(plane.client),
         "networks": list(plane.marks),
         "svg": plots.contours(plane),
     }
@@ -94,7 +140,7 @@ def _sentence(run: Run) -> str:
     data = run.experiment["data"]
     model = run.experiment.get("model", {}).get("name", "")
     return (
-        f"{run.summary['method']} on {data['data']}, {data['clients']} clients "
+        f"{run.summary['method']} on {Path(data['data']).name}, {data['clients']} clients "
         f"({data['partition']}), {model}, {run.summary['rounds']} rounds, "
         f"seed {run.experiment['seed']}, {run.summary['seconds']['total']:.0f} s"
     )
@@ -103,7 +149,7 @@ def _sentence(run: Run) -> str:
 def _best(run: Run) -> dict[str, Any]:
     best = run.summary["best"]
     values = {
-        key.removeprefix("personal."): f"{value['mean']:.4f}"
+        key.removeprefix("personal.").replace("_", " "): value["mean"]
         for key, value in best.items()
         if key.startswith("personal.")
     }
@@ -118,30 +164,62 @@ def _chosen(run: Run) -> str:
     return "The best value was chosen on test data: an upper bound, not a result to report."
 
 
+def _classes(run: Run) -> list[dict[str, Any]]:
+    """Return a row per class, all clients' test samples pooled."""
+    found = run.evaluation.get("personal", {}).get("classes", [])
+    return [
+        {"class": run.class_name(label), "examples": int(row["examples"])}
+        | {name: row.get(name) for name in ("recall", "precision", "f1")}
+        for label, row in enumerate(found)
+    ]
+
+
+def _confusion_fits(run: Run) -> bool:
+    return 1 < len(run.evaluation.get("personal", {}).get("confusion", [])) <= plots.LEGIBLE
+
+
 def _clients(run: Run) -> dict[str, Any]:
     """Return the table of clients, the worst first, with a bar for the metric that orders them."""
-    if "personal" not in run.evaluation:
-        return {"columns": [], "rows": []}
-    clients = [dict(client) for client in run.evaluation["personal"]["clients"]]
     key, sign = ("accuracy", 1) if run.classifies else ("rmse", -1)
+    sizes = run.description.get("clients", [])
+    foreign = {one["client"]: one for one in run.evaluation.get("ood", {}).get("clients", [])}
+    clients = []
+    for client in run.tested:
+        number = client["client"]
+        clients.append(dict(client, client=run.client(number)))
+        if number < len(sizes):
+            clients[-1]["trained on"] = sizes[number]["train"]
+        if number in foreign:
+            clients[-1]["OOD AUROC"] = foreign[number].get("auroc")
     # A metric that is undefined for a client is missing; a client without `key` comes last.
     clients.sort(key=lambda client: (key not in client, sign * client.get(key, 0)))
-    longest = max(client.get(key, 0) for client in clients) or 1.0
-    names = ("accuracy", "rmse", "nll", "ece", "brier", "nmse", "coverage90")
-    shown = [name for name in names if any(name in client for client in clients)]
-    columns = ["client", "examples", *shown]
+    longest = max((client.get(key, 0) for client in clients), default=0) or 1.0
+    names = ("accuracy", "rmse", "balanced_accuracy", "f1", "auroc", "nll", "ece", "brier", "nmse")
+    possible = (*names, "coverage90", "OOD AUROC")
+    shown = [name for name in possible if any(name in client for client in clients)]
+    sized = ["trained on"] if any("trained on" in client for client in clients) else []
+    columns = ["client", *sized, "examples", *shown]
     rows = [
         {
             "cells": [_number(client.get(name, "-")) for name in columns],
             "bar": round(BAR * client.get(key, 0) / longest),
         }
-        for client in clients
+        for client in clients[:LONGEST]
     ]
-    return {"columns": columns, "rows": rows}
+    headings = ["tested on" if name == "examples" else name.replace("_", " ") for name in columns]
+    return {"columns": headings, "rows": rows, "more": max(0, len(clients) - LONGEST)}
 
 
 def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a table with a column per run, unless there are many."""
+    columns, cells = grid(rows)
+    if 0 < len(rows) <= UPRIGHT:
+        columns, *cells = map(list, zip(columns, *cells, strict=True))
+    return {"columns": columns, "rows": cells}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
+import warnings
 from collections.abc import Sequence
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -14,11 +15,23 @@ if TYPE_CHECKING:
     from bflcore.report.landscape import Plane
     from bflcore.report.reading import Run
 
-__all__ = ["along", "contours", "learning_curves", "reliability", "retention"]
+__all__ = [
+    "LEGIBLE",
+    "along",
+    "colour_of",
+    "confusion",
+    "contours",
+    "learning_curves",
+    "reliability",
+    "retention",
+    "scores",
+]
 
 # Okabe & Ito's palette: distinguishable with colour blindness, on light and dark paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#8a8f98"
+LEGIBLE = 20  # classes in a picture of the confusion matrix
+THIN_LINES = 200  # clients drawn one by one
 STYLE: Any = {
     "font.size": 9,
     "svg.fonttype": "none",
@@ -32,66 +45,106 @@ STYLE: Any = {
 NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMSE"}
 
 
+def colour_of(runs: Sequence[Run], run: Run) -> str:
+    """Return the colour of a run, the same in all pictures of a page and in its legend."""
+    return COLOURS[[one is run for one in runs].index(True) % len(COLOURS)]
+
+
 def learning_curves(runs: Sequence[Run]) -> str:
-    """Draw the main metrics over rounds; dashed: the server's model, dotted: validation."""
+    """Draw means over clients by round; dashed: the server's model, dotted: validation."""
     names = ("accuracy", "nll", "ece") if runs[0].classifies else ("rmse", "nll", "coverage90")
     with mpl.rc_context(STYLE):
         figure, axes = _figure(len(names))
         for axis, name in zip(axes, names, strict=True):
-            for run, colour in zip(runs, cycle(COLOURS), strict=False):
+            for run in runs:
                 for group, dashes in (("personal", "-"), ("global", "--"), ("validation", ":")):
-                    _series(axis, run, f"{group}.{name}", colour, dashes, group)
+                    key = f"{group}.{name}"
+                    values = {r["round"]: r[key]["mean"] for r in run.records if key in r}
+                    lone = {"marker": "o", "ms": 3} if len(values) == 1 else {}
+                    style = {"color": colour_of(runs, run), "lw": 1.6, **lone}
+                    axis.plot([*values], [*values.values()], dashes, **style)
             axis.set_xlabel("round")
             axis.set_title(NAMES.get(name, name))
-        if axes[0].lines:
-            axes[0].legend(frameon=False, fontsize=8)
         return _svg(figure)
-
-
-def _series(axis: Any, run: Run, key: str, colour: str, dashes: str, group: str) -> None:
-    statistic = "pooled" if key.endswith((".ece", ".nll")) else "mean"
-    values = {r["round"]: r[key][statistic] for r in run.records if key in r}
-    if values:
-        label = f"{run.label}, {group}"
-        axis.plot([*values], [*values.values()], dashes, color=colour, lw=1.6, label=label)
 
 
 def reliability(runs: Sequence[Run]) -> str:
     """Draw accuracy over confidence, and how often each confidence occurs."""
-    runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (upper, lower) = _figure(2)
-        upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfectly calibrated")
-        for run, colour in zip(runs, cycle(COLOURS), strict=False):
+        upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
+        for run in filter(_evaluated, runs):
+            colour = colour_of(runs, run)
             bins = run.evaluation["personal"]["reliability"]
             filled = [i for i, n in enumerate(bins["count"]) if n]
             confidence, accuracy = (
                 [bins[name][i] for i in filled] for name in ("confidence", "accuracy")
             )
-            upper.plot(confidence, accuracy, "o-", color=colour, lw=1.6, ms=4, label=run.label)
+            upper.plot(confidence, accuracy, "o-", color=colour, lw=1.6, ms=4)
             total, width = sum(bins["count"]), 1 / len(bins["count"])
             middles = [(i + 0.5) * width for i in range(len(bins["count"]))]
             shares = [n / total for n in bins["count"]]
-            lower.bar(middles, shares, width * 0.9, color=colour, alpha=0.55, label=run.label)
+            lower.bar(middles, shares, width * 0.9, color=colour, alpha=0.55)
         upper.set(ylabel="accuracy", title="reliability", ylim=(0, 1))
         lower.set(ylabel="share of samples", title="confidence")
         for axis in (upper, lower):
             axis.set(xlabel="confidence", xlim=(0, 1))
-        upper.legend(frameon=False, fontsize=8)
         return _svg(figure)
 
 
 def retention(runs: Sequence[Run]) -> str:
     """Draw accuracy on the samples that are left when the most uncertain are rejected."""
-    runs = _evaluated(runs)
     with mpl.rc_context(STYLE):
         figure, (axis,) = _figure(1)
-        for run, colour in zip(runs, cycle(COLOURS), strict=False):
-            kept = run.evaluation["personal"]["retention"]
-            axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6, label=run.label)
+        for run in filter(_evaluated, runs):
+            kept, colour = run.evaluation["personal"]["retention"], colour_of(runs, run)
+            axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6)
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
-        if runs:
-            axis.legend(frameon=False, fontsize=8)
+        return _svg(figure)
+
+
+def scores(runs: Sequence[Run], run: Run) -> str:
+    """Draw how test samples (filled) and foreign ones (outlined) share out among scores."""
+    found = run.evaluation["ood"]["scores"]
+    edges = found["borders"]
+    width = edges[1] - edges[0]
+    edges = [edges[0] - width, *edges, edges[-1] + width]
+    with mpl.rc_context(STYLE):
+        figure, (axis,) = _figure(1, width=5.4)
+        for name, colour, fill in (
+            ("own", colour_of(runs, run), True),
+            ("foreign", COLOURS[1] if colour_of(runs, run) != COLOURS[1] else COLOURS[0], False),
+        ):
+            shares = [count / max(1, sum(found[name])) for count in found[name]]
+            axis.stairs(shares, edges, fill=fill, color=colour, alpha=0.6 if fill else 1, lw=1.6)
+        ticks = (0.0001, 0.01, 0.1, 0.5, 0.9, 0.99)
+        axis.set_xticks([math.log(tick / (1 - tick)) for tick in ticks], [f"{t:g}" for t in ticks])
+        name = "entropy of the prediction / log C" if run.classifies else "epistemic share"
+        axis.set(xlabel=f"{name} (scale of log-odds)", ylabel="share of samples")
+        return _svg(figure)
+
+
+def confusion(run: Run) -> str:
+    """Draw which class is predicted for which, in shares of each class's test samples."""
+    counts = run.evaluation["personal"]["confusion"]
+    shares = [[n / max(1, sum(row)) for n in row] for row in counts]
+    with mpl.rc_context(STYLE):
+        size = max(2.9, 0.36 * len(counts))
+        figure, (axis,) = _figure(1, width=size, height=size)
+        axis.grid(visible=False)
+        axis.pcolormesh(shares, cmap="cividis", vmin=0, vmax=1)
+        for row, found in enumerate(shares):
+            for column, share in enumerate(found):
+                if share >= 0.005:  # shown as 1 % or more
+                    ink = "black" if share > 0.5 else "white"
+                    place, text = (column + 0.5, row + 0.5), f"{100 * share:.0f}"
+                    axis.text(*place, text, ha="center", va="center", color=ink, fontsize=7)
+        places = [i + 0.5 for i in range(len(counts))]
+        labels = [str(label) for label in range(len(counts))]
+        axis.set_xticks(places, labels)
+        axis.set_yticks(places, labels)
+        axis.invert_yaxis()
+        axis.set(xlabel="predicted class", ylabel="class", aspect="equal", title="per cent")
         return _svg(figure)
 
 
@@ -102,7 +155,7 @@ def along(run: Run, axis: str) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(len(names))
         for plot, name in zip(axes, names, strict=True):
-            for client in points["clients"]:
+            for client in points["clients"][:THIN_LINES]:
                 plot.plot(points["values"], client[name], color=GREY, lw=0.6, alpha=0.35)
             plot.plot(points["values"], points["mean"][name], color=COLOURS[0], lw=2)
             plot.set(xlabel=axis, title=NAMES.get(name, name))
@@ -116,17 +169,24 @@ def contours(plane: Plane) -> str:
         for plot, (name, values) in zip(axes, plane.metrics.items(), strict=True):
             filled = plot.contourf(plane.across, plane.up, values, levels=20, cmap="cividis")
             figure.colorbar(filled, ax=plot)
+            middle = (plane.across[0] + plane.across[-1]) / 2
             for label, (across, up) in plane.marks.items():
                 plot.plot(across, up, "o", color="white", mec="black", ms=5)
+                side, shift = ("left", 4) if across < middle else ("right", -4)
                 plot.annotate(
-                    label, (across, up), (4, 4), textcoords="offset points", color="white"
+                    label,
+                    (across, up),
+                    (shift, 4),
+                    textcoords="offset points",
+                    color="white",
+                    ha=side,
                 )
             plot.set_title(NAMES.get(name, name))
         return _svg(figure)
 
 
-def _figure(columns: int) -> tuple[Figure, list[Any]]:
-    figure = Figure(figsize=(3.6 * columns, 2.9), layout="constrained")
+def _figure(columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Figure, list[Any]]:
+    figure = Figure(figsize=(width * columns, height), layout="constrained")
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     for axis in axes:
         axis.set_facecolor("none")
@@ -135,13 +195,16 @@ def _figure(columns: int) -> tuple[Figure, list[Any]]:
     return figure, axes
 
 
-def _evaluated(runs: Sequence[Run]) -> list[Run]:
-    """Leave out runs in which no client could be evaluated."""
-    return [run for run in runs if "personal" in run.evaluation]
+def _evaluated(run: Run) -> bool:
+    return "personal" in run.evaluation
 
 
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():
+        # What matplotlib says of glyphs and of narrow axes is nothing that its reader could mend:
+        # the browser draws the text.
+        warnings.simplefilter("ignore")
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from bflcore.errors import RunError
+from bflcore.experiments.integrity import read_json, read_lines
+from bflcore.experiments.records import summary_of
 
-__all__ = ["Run", "read_run"]
+__all__ = ["Run", "read_run", "read_runs"]
 
 
 @attrs.frozen
 class Run:
-    """A finished run, as its folder describes it."""
+    """A run, as its folder describes it; `unfinished` says how far it is if it has not ended."""
 
     path: Path
     experiment: dict[str, Any]
@@ -25,6 +27,8 @@ class Run:
     summary: dict[str, Any]
     evaluation: dict[str, Any]
     environment: dict[str, Any]
+    description: dict[str, Any] = attrs.field(factory=dict)  # data.json
+    unfinished: str = ""
 
     @property
     def label(self) -> str:
@@ -34,36 +38,116 @@ class Run:
     @property
     def classifies(self) -> bool:
         """Whether the task is classification."""
+        task = self.description.get("task")
+        if task:
+            return bool(task == "classification")
         return not any("personal.rmse" in record for record in self.records)
+
+    @property
+    def untested(self) -> list[str]:
+        """The names of the clients without test samples."""
+        clients = self.description.get("clients", [])
+        if not any(one["train"] or one["test"] for one in clients):
+            return []  # they were counted nowhere: each is on its owner's machine
+        return [self.client(i) for i, one in enumerate(clients) if not one["test"]]
+
+    @property
+    def tested(self) -> list[dict[str, Any]]:
+        """The metrics of each client's own model at the last evaluation, by client."""
+        found: list[dict[str, Any]] = self.evaluation.get("personal", {}).get("clients", [])
+        return found
+
+    @property
+    def worst(self) -> dict[str, Any] | None:
+        """The client with the lowest accuracy (of a regression: the largest error), if any."""
+        key, sign = ("accuracy", 1) if self.classifies else ("rmse", -1)
+        known = [client for client in self.tested if key in client]
+        return min(known, key=lambda client: sign * client[key], default=None)
+
+    def client(self, number: int) -> str:
+        """Return a client's name: the owner's id, where the data have owners."""
+        clients = self.description.get("clients", [])
+        return str(clients[number]["id"]) if number < len(clients) else str(number)
+
+    def class_name(self, label: int) -> str:
+        """Return a class's name, or its label."""
+        names = self.description.get("classes", [])
+        return str(names[label]) if label < len(names) else str(label)
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory. Raises `RunError` naming the file that is missing or malformed."""
+    """Read a run directory, also of a run that has not finished.
+
+    Raises `RunError` naming the file that is missing or malformed.
+    """
     if not (path / "experiment.toml").is_file():
         raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
+    experiment = _read(path / "experiment.toml", _toml)
+    finished = (path / "summary.json").exists()
+    records = _read(path / "metrics.jsonl", lambda file: read_lines(file, growing=not finished))
+    summary, unfinished = {}, ""
+    if finished:
+        summary = _read(path / "summary.json", read_json)
+    elif records:
+        summary, unfinished = _so_far(path, experiment, records)
+    else:
+        raise RunError(f"{path}: no round has been evaluated; {_continue(path)}")
     return Run(
         path,
-        _parse(path / "experiment.toml", tomllib.loads),
-        _parse(path / "metrics.jsonl", _json_lines),
-        _parse(path / "summary.json", json.loads),
-        _parse(path / "evaluation.json", json.loads),
-        _parse(path / "environment.json", json.loads),
+        experiment,
+        records,
+        summary,
+        _read(path / "evaluation.json", read_json),
+        _read(path / "environment.json", read_json),
+        _read(path / "data.json", read_json) if (path / "data.json").exists() else {},
+        unfinished,
     )
 
 
-def _json_lines(text: str) -> list[Any]:
-    if not text:
-        raise ValueError("no round has been evaluated")
-    return [json.loads(line) for line in text.splitlines()]
+def read_runs(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None) -> list[Run]:
+    """Read several runs; `left_out` is told of each that cannot be read.
+
+    Raises `RunError` if none can be.
+    """
+    runs, reasons = [], []
+    for path in paths:
+        try:
+            runs.append(read_run(path))
+        except RunError as error:
+            reasons.append(str(error))
+    if not runs:
+        raise RunError("; ".join(reasons))
+    for reason in reasons:
+        left_out(reason)
+    return runs
 
 
-def _parse(path: Path, parser: Any) -> Any:
+def _so_far(
+    path: Path, experiment: Mapping[str, Any], records: list[dict[str, Any]]
+) -> tuple[dict[str, Any], str]:
+    """Return the summary of a run until its last evaluation, and how far that is."""
+    last = records[-1]
+    seconds = {"total": sum(last["seconds"].values()), **last["seconds"]}
+    dropped = [entry for record in records for entry in record["dropped"]]
+    summary = summary_of(experiment["method"], records, seconds, last["bytes"], dropped)
+    rounds = experiment["rounds"]
+    return summary, f"round {last['round']} of {rounds}, unfinished: {_continue(path)}"
+
+
+def _continue(path: Path) -> str:
+    return f"continue with: bfl resume {shlex.quote(str(path))}"
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        return parser(path.read_text(encoding="utf-8"))
+        return read(path)
     except FileNotFoundError:
         raise RunError(
-            f"{path} is missing: the run has not finished; wait for it, or continue it with: "
-            f"bfl resume {shlex.quote(str(path.parent))}"
+            f"{path} is missing: no round has been evaluated; {_continue(path.parent)}"
         ) from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error}); start the run again") from None

@@ -241,13 +241,17 @@ def unchanged_priors_come_back(rule: Aggregator, case: Case) -> None:
 
 
 def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None:
-    """Results are finite, with variances >= 0, in the dtype of the inputs (law 11)."""
+    """Results are finite, with variances >= 0, in dtype and shape of the prior (law 11)."""
     fused = case.fused_by(rule)
     if reason := fused.invalid():
         raise AssertionError(f"{rule.name}: {reason}")
-    for name, tensor in fused.pack().items():
-        if tensor.dtype != case.prior.mean.dtype:
-            raise AssertionError(f"{rule.name}: {name} is {tensor.dtype}")
+    for name, wanted in case.prior.pack().items():
+        found = fused.pack()[name]
+        if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+            raise AssertionError(
+                f"{rule.name}: {name} is {found.dtype} {list(found.shape)}, not {wanted.dtype} "
+                f"{list(wanted.shape)}"
+            )
 
 
 def certain_clients_decide(rule: Aggregator, case: Case) -> None:
@@ -301,24 +305,41 @@ def check_all(rule: Aggregator) -> None:
             law.check(rule, case)
 
 
+# More clients and parameters than a rule may take in at once (`bflcore.aggregation.CLIENTS`,
+# `COORDINATES`), and than somebody would notice.
+LARGE = ((150, 40), (2, 17_000))
+
+
 def cases(families: tuple[str, ...] = ("gaussian",)) -> Iterator[Case]:
-    """Yield fixed cases: K from 1 to 50, precisions over 24 decades, zeros, uneven weights."""
+    """Yield fixed cases: K from 1 to 150, precisions over 24 decades, zeros, uneven weights."""
     for dtype in (torch.float64, torch.float32):
         for seed, clients in enumerate((1, 2, 3, 7, 50)):
             for decades, zeros in ((1.0, 0.0), (12.0, 0.0), (2.0, 0.3)):
-                noise = torch.Generator().manual_seed(seed)
-                size = (clients, 5)
-                mean = 3 * torch.randn(size, generator=noise, dtype=torch.float64)
-                power = decades * (2 * torch.rand(size, generator=noise, dtype=torch.float64) - 1)
-                certain = torch.rand(size, generator=noise) < zeros
-                variance = (10**power).masked_fill(certain, 0.0).to(dtype)
-                weights = 10 ** (4 * torch.rand(clients, generator=noise, dtype=torch.float64) - 3)
-                prior = torch.randn(5, generator=noise, dtype=torch.float64).to(dtype)
-                if "gaussian" in families:
-                    start = Gaussian(prior, 1.5 * variance.amax(0))
-                    yield Case(Gaussian(mean.to(dtype), variance), weights, start)
-                if "point" in families:
-                    yield Case(Point(mean.to(dtype)), weights, Point(prior))
+                yield from _cases(families, dtype, seed, (clients, 5), decades, zeros)
+    for size in LARGE:
+        yield from _cases(families, torch.float32, 0, size, 1.0, 0.0)
+
+
+def _cases(
+    families: tuple[str, ...],
+    dtype: torch.dtype,
+    seed: int,
+    size: tuple[int, int],
+    decades: float,
+    zeros: float,
+) -> Iterator[Case]:
+    noise = torch.Generator().manual_seed(seed)
+    mean = 3 * torch.randn(size, generator=noise, dtype=torch.float64)
+    power = decades * (2 * torch.rand(size, generator=noise, dtype=torch.float64) - 1)
+    certain = torch.rand(size, generator=noise) < zeros
+    variance = (10**power).masked_fill(certain, 0.0).to(dtype)
+    weights = 10 ** (4 * torch.rand(size[0], generator=noise, dtype=torch.float64) - 3)
+    prior = torch.randn(size[1], generator=noise, dtype=torch.float64).to(dtype)
+    if "gaussian" in families:
+        start = Gaussian(prior, 1.5 * variance.amax(0))
+        yield Case(Gaussian(mean.to(dtype), variance), weights, start)
+    if "point" in families:
+        yield Case(Point(mean.to(dtype)), weights, Point(prior))
 
 
 def gaussian(posterior: Posterior) -> Gaussian:

@@ -16,6 +16,7 @@ from bflcore.inference.base import LocalInference
 from bflcore.messages import Broadcast, LocalResult
 from bflcore.posteriors import Posterior
 from bflcore.testing import problems
+from bflcore.testing.surroundings import undisturbed
 
 __all__ = ["checks_of"]
 
@@ -26,7 +27,7 @@ WEIGHTS = torch.tensor([9.0, 6.0, 3.0], dtype=torch.float64)
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     """Yield the checks of a hyperparameter update."""
-    yield inputs_stay_untouched
+    yield from (inputs_stay_untouched, leaves_the_process_as_it_was)
     yield from (rounds_are_counted, the_next_broadcast_is_valid, summaries_add_up)
     if "monotone" in part.tags:
         yield the_objective_never_falls
@@ -40,6 +41,13 @@ def inputs_stay_untouched(part: Part) -> None:
         _updated(part, broadcast, result, fused)
         for thing, copy in zip(things, before, strict=True):
             problems.assert_same(thing, copy, "an input was changed in place", 0.0)
+
+
+def leaves_the_process_as_it_was(part: Part) -> None:
+    """Updating prints nothing, and changes no global generator or setting of torch."""
+    broadcast, result, fused = next(_cases(part))
+    with undisturbed("updating"):
+        _updated(part, broadcast, result, fused)
 
 
 def rounds_are_counted(part: Part) -> None:
@@ -122,12 +130,9 @@ def _fitted(inference: LocalInference) -> tuple[Broadcast, LocalResult]:
 
 def _inferences(part: Part) -> list[Any]:
     """Return the inferences of the methods that use this update; without any, all that fit."""
-    from bflcore.registry.loading import load_registry
-
-    registry = load_registry()
-    methods = [m for m in registry.methods.values() if type(m.hyper) is part]
+    methods = [m for m in problems.companions(part, "method") if type(m.hyper) is part]
     found = sorted({type(m.inference) for m in methods}, key=lambda inference: inference.name)
-    candidates = found or [*registry.inferences.values()]
+    candidates = found or problems.companions(part, "inference")
     fitting = [i for i in candidates if not part.families or i.family in part.families]
     if not fitting:  # nothing to check would look like nothing wrong
         raise AssertionError(

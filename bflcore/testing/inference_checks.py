@@ -14,7 +14,8 @@ from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.posteriors import Gaussian
 from bflcore.problem.base import Problem
 from bflcore.problem.likelihoods import GaussianNoise
-from bflcore.testing import problems
+from bflcore.testing import honesty_checks, problems
+from bflcore.testing.honesty_checks import predicted
 
 __all__ = ["checks_of"]
 
@@ -32,6 +33,7 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     yield from (a_cohort_is_its_clients_alone, padding_is_never_read, order_is_irrelevant)
     yield from (no_data_gives_the_prior_back, loss_falls, memory_survives_storage)
     yield from (predictions_are_probabilities, novel_clients_can_predict)
+    yield from honesty_checks.checks_of(part)
     if "exact-conjugate" in part.tags:
         yield is_exact_on_the_conjugate_problem
 
@@ -39,16 +41,25 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
 def inputs_stay_untouched(part: Part) -> None:
     """`fit`, `personalise` and `predict` leave broadcast, cohort and problem as they were."""
     inference, of, broadcast, cohort = _case(part, sharing="body")
-    things = (broadcast, cohort, of.train, {"initial": of.initial})
-    before = problems.copies(*things)
+    x = torch.stack([of.train.of(client)[0][:3] for client in cohort.clients])
+    things = {
+        "broadcast": broadcast,
+        "cohort": cohort,
+        "training data": of.train,
+        "problem": {"initial": of.initial},
+        "block x given to predict": {"x": x},
+        "problem's network": of.network.state_dict(keep_vars=True),
+    }
+    before = problems.copies(*things.values())
+    mode = [module.training for module in of.network.modules()]
     result = inference.fit(of, broadcast, cohort)
     own = inference.personalise(of, broadcast, cohort)
     inference.personalise(of, broadcast, attrs.evolve(cohort, novel=True))
-    _predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own))
-    for name, thing, copy in zip(
-        ("broadcast", "cohort", "training data", "problem"), things, before, strict=True
-    ):
+    predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own), x)
+    for (name, thing), copy in zip(things.items(), before, strict=True):
         problems.assert_same(thing, copy, f"the {name} was changed in place", 0.0)
+    if mode != [module.training for module in of.network.modules()]:
+        raise AssertionError("the problem's network was switched between train() and eval()")
     kept = problems.copies(result)[0]
     inference.fit(of, broadcast, problems.cohort(of, inference, round=1))
     problems.assert_same(
@@ -89,6 +100,10 @@ def results_have_the_declared_family(part: Part) -> None:
 
     inference, of, broadcast, cohort = _case(part)
     result = inference.fit(of, broadcast, cohort)
+    if tuple(result.clients) != cohort.clients:
+        raise AssertionError(
+            f"fit returns clients {result.clients} for the cohort {cohort.clients}; keep its order"
+        )
     if result.posterior.name != part.family:
         raise AssertionError(f"family is {part.family}, but fit gives {result.posterior.name}s")
     for reply in screen(result, broadcast):
@@ -118,7 +133,7 @@ def keeps_the_dtype(part: Part) -> None:
     of = problems.surveyed(inference, problems.separable(sharing="body", dtype=torch.float32))
     broadcast, cohort = problems.first_broadcast(inference, of), problems.cohort(of, inference)
     result = inference.fit(of, broadcast, cohort)
-    draws = _predicted(inference, of, broadcast, attrs.evolve(cohort, memory=result.memory))
+    draws = predicted(inference, of, broadcast, attrs.evolve(cohort, memory=result.memory))
     for name, tensor in (problems.tensors(result.posterior) | {"draws": draws}).items():
         if tensor.dtype != torch.float32:
             raise AssertionError(
@@ -146,7 +161,7 @@ def global_randomness_stays_untouched(part: Part) -> None:
             state = torch.get_rng_state()
             result = inference.fit(of, broadcast, cohort)
             after = attrs.evolve(cohort, memory=result.memory)
-            draws = _predicted(inference, of, broadcast, after)
+            draws = predicted(inference, of, broadcast, after)
             if not torch.equal(torch.get_rng_state(), state):
                 raise AssertionError("torch's global generator was used; use cohort.streams(...)")
             results.append({**problems.tensors(result), "draws": draws})
@@ -250,16 +265,16 @@ def predictions_are_probabilities(part: Part) -> None:
     inference, of, broadcast, cohort = _case(part, sharing="body")
     result = inference.fit(of, broadcast, cohort)
     after = attrs.evolve(cohort, memory=result.memory)
-    _check(_predicted(inference, of, broadcast, after))
+    _check(predicted(inference, of, broadcast, after))
     own = inference.personalise(of, broadcast, after)
-    _check(_predicted(inference, of, broadcast, attrs.evolve(after, memory=own)))
+    _check(predicted(inference, of, broadcast, attrs.evolve(after, memory=own)))
 
 
 def novel_clients_can_predict(part: Part) -> None:
     """A client that was held out of training adapts and predicts."""
     inference, of, broadcast, cohort = _case(part, sharing="body")
     own = inference.personalise(of, broadcast, attrs.evolve(cohort, novel=True))
-    _check(_predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own)))
+    _check(predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own)))
 
 
 def is_exact_on_the_conjugate_problem(part: Part) -> None:
@@ -288,16 +303,6 @@ def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Br
     inference = problems.build(part)
     of = problems.surveyed(inference, problems.separable(sharing=sharing))
     return inference, of, problems.first_broadcast(inference, of), problems.cohort(of, inference)
-
-
-def _predicted(
-    inference: LocalInference, of: Problem, broadcast: Broadcast, cohort: Cohort
-) -> Tensor:
-    x = torch.stack([of.train.of(client)[0][:3] for client in cohort.clients])
-    found = inference.predict(of, broadcast, cohort, x)
-    if found.closed_form is None:
-        return found.draws
-    return torch.cat([found.draws, found.closed_form[:, None]], dim=1)  # checked like a draw
 
 
 def _check(draws: Tensor) -> None:

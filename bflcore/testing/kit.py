@@ -12,16 +12,13 @@ error if such a check passes, so that the entry is removed.
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
-from bflcore.errors import BflError
+from bflcore.errors import BflError, described
 from bflcore.options import Component
 from bflcore.options.kinds import KINDS
 
@@ -118,27 +115,25 @@ def _sentence(function: Function) -> str:
 
 
 def _bound(function: Function, part: Part) -> Callable[[], None]:
-    return lambda: function(part)
+    """Return the check of a part; global settings that the part changes are restored after it."""
+
+    def check() -> None:
+        from bflcore.testing.surroundings import restored
+
+        with restored():
+            function(part)
+
+    return check
 
 
 def _reason(error: BaseException, part: Part) -> str:
-    """Return the message of a failure; unless it is an assertion, also its type and place."""
-    try:
+    """Return the message of a failure; unless it is meant for users, also its type and place."""
+    text = ""
+    if isinstance(error, AssertionError | BflError):
         text = _line(str(error))
-    except Exception:  # noqa: BLE001 - the exception cannot even be printed
-        text = ""
-    if text and isinstance(error, AssertionError):
-        return text
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return said if isinstance(error, BflError) else said + _place(error, part)
-
-
-def _place(error: BaseException, part: Part) -> str:
-    """Return the line that failed: the last one in the part's own folder, otherwise the last."""
-    frames = traceback.extract_tb(error.__traceback__)
-    module = getattr(sys.modules.get(part.__module__), "__file__", None) or ""
-    own = [frame for frame in frames if Path(frame.filename).parent == Path(module).parent]
-    return "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in (own or frames)[-1:])
+    if text and isinstance(error, BflError):
+        return f"{type(error).__name__}: {text}"
+    return text or described(error, part)
 
 
 def _line(text: str) -> str:

@@ -13,6 +13,7 @@ from bflcore.models.base import Model
 from bflcore.models.networks import check_network
 from bflcore.options import options_of
 from bflcore.randomness import seeded_globally
+from bflcore.testing.surroundings import undisturbed
 
 __all__ = ["checks_of"]
 
@@ -25,6 +26,7 @@ OUTPUTS = 3
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:  # noqa: ARG001 - kinds may ask
     """Yield the checks of a model."""
     yield from (gives_an_output_per_class, has_a_head, samples_are_independent, repeats_itself)
+    yield leaves_the_process_as_it_was
 
 
 def gives_an_output_per_class(part: Part) -> None:
@@ -74,6 +76,12 @@ def repeats_itself(part: Part) -> None:
                     f"the initialisation for samples {shape} differs under the same seed; draw it "
                     "from torch's global generator, which bfl seeds"
                 )
+
+
+def leaves_the_process_as_it_was(part: Part) -> None:
+    """Building a network prints nothing, and changes no setting of torch for everybody."""
+    with undisturbed("building the network"):
+        tuple(_built(part()))
 
 
 @lru_cache(maxsize=1)  # a part's checks follow each other, and large networks take long to build

@@ -37,6 +37,7 @@ __all__ = [
     "assert_same",
     "build",
     "cohort",
+    "companions",
     "convolutional",
     "copies",
     "dense",
@@ -320,15 +321,29 @@ def shapes(thing: Any) -> dict[str, str]:
     return {name: f"{kinds[name]} {list(t.shape)}" for name, t in tensors(thing).items()}
 
 
-def families(part: Any) -> list[type[Posterior]]:
-    """Return the installed posterior families that a component says it supports."""
+def companions(part: Any, kind: str) -> list[Any]:
+    """Return the components of a kind with which a part is checked: the core's, and its package's.
+
+    What else is installed does not change the outcome of a check.
+    """
     from bflcore.registry.loading import load_registry
 
-    installed = load_registry().posteriors.values()
-    known = [family for family in installed if not part.families or family.name in part.families]
+    packages = {"bflcore", part.__module__.partition(".")[0]}
+    found = load_registry().of(kind).values()
+    return [one for one in found if one.__module__.partition(".")[0] in packages]
+
+
+def families(part: Any) -> list[type[Posterior]]:
+    """Return the posterior families that a component says it supports; if any, `companions`."""
+    from bflcore.registry.loading import load_registry
+
+    installed = load_registry().posteriors
+    known = [installed[name] for name in part.families if name in installed]
+    if not part.families:
+        known = companions(part, "posterior")
     if not known:  # nothing to check would look like nothing wrong
         raise AssertionError(
             f"families are {part.families}, of which none is installed; installed: "
-            f"{', '.join(family.name for family in installed)}"
+            f"{', '.join(installed)}"
         )
     return known

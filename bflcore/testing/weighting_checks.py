@@ -10,6 +10,7 @@ from torch import Tensor
 from bflcore.messages import Broadcast
 from bflcore.posteriors import Posterior
 from bflcore.testing import problems
+from bflcore.testing.surroundings import undisturbed
 from bflcore.weighting import Weighting, check_weights
 
 __all__ = ["checks_of"]
@@ -19,7 +20,7 @@ Part = type[Weighting]
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     """Yield the checks of a weighting."""
-    yield inputs_stay_untouched
+    yield from (inputs_stay_untouched, leaves_the_process_as_it_was)
     yield from (weights_make_sense, order_is_carried_through, identical_clients_weigh_the_same)
     if part.local:
         yield a_client_is_weighed_alone
@@ -32,6 +33,13 @@ def inputs_stay_untouched(part: Part) -> None:
         part().weigh(posteriors, examples, broadcast)
         for thing, copy in zip((posteriors, {"n": examples}, broadcast), before, strict=True):
             problems.assert_same(thing, copy, "an input was changed in place", 0.0)
+
+
+def leaves_the_process_as_it_was(part: Part) -> None:
+    """Weighing prints nothing, and changes no global generator or setting of torch."""
+    for posteriors, examples, broadcast in _cases(part):
+        with undisturbed("weighing"):
+            part().weigh(posteriors, examples, broadcast)
 
 
 def weights_make_sense(part: Part) -> None:

@@ -21,6 +21,17 @@ def test_short_flags_may_be_text_or_values():
     assert resolved(lr="0.25", local_epochs="2") == resolved(lr=0.25, local_epochs=2)
 
 
+def test_calibrators_have_options_by_their_names():
+    options = ["calibrator.conformal.scope=client", "calibrator.ood.share=0.8"]
+    found = resolved(options, calibration_fraction=0.2).calibrators
+    assert [(one.name, one.scope) for one in found] == [
+        ("temperature", "federated"),
+        ("conformal", "client"),
+        ("ood", "federated"),
+    ]
+    assert found[2].share == 0.8
+
+
 def test_flags_that_are_not_given_change_nothing():
     assert resolved(rounds=None, lr=None, model=None) == resolved()
 
@@ -32,6 +43,10 @@ def test_flags_that_are_not_given_change_nothing():
         (["inference.lrr=1"], {}, "unknown option 'inference.lrr' .did you mean inference.lr"),
         (["nothing.lr=1"], {}, "unknown part in -o 'nothing'"),
         (["lr"], {}, "-o: 'lr' is not allowed"),
+        (["calibrator.scope=client"], {}, "-o: calibrator.scope is not allowed; allowed: calib"),
+        (["calibrator.conformall.scope=client"], {}, "'conformall' .did you mean conformal"),
+        (["calibrator.conformal.scop=client"], {}, "did you mean calibrator.conformal.scope"),
+        (["calibrator.conformal.scope=mine"], {"calibration_fraction": 0.2}, "scope: 'mine' is n"),
         ([], {"lr": "fast"}, "inference.lr: 'fast' is not allowed"),
     ],
 )

@@ -6,6 +6,7 @@ import torch
 
 import bflcore
 from bflcore.api.inputs import read_samples, samples, targets
+from bflcore.data.schema import Column, Schema
 from bflcore.experiments.description import Client, Description
 
 
@@ -53,9 +54,54 @@ def test_other_samples_are_refused_in_one_line(x, message):
         samples(x, described())
 
 
+TABLE = Schema((Column("age", "number", (), True), Column("sex", "category", ("f", "m"))), "y")
+
+
+def tabular(**given):
+    return described(shape=(4,), schema=TABLE, standardise=True, **given)
+
+
+def test_rows_of_a_table_are_encoded_by_name():
+    pandas = pytest.importorskip("pandas")
+    rows = [{"sex": "m", "age": 61}, {"sex": "f"}]
+    expected = [[61, 0, 0, 1], [np.nan, 1, 1, 0]]
+    columns = {"sex": ["m", "f"], "age": [61, None]}
+    for form in (rows, columns, pandas.DataFrame(rows)):
+        np.testing.assert_array_equal(samples(form, tabular()), expected)
+
+
+def test_what_is_ignored_in_rows_is_a_warning():
+    with pytest.warns(UserWarning, match="no training sample has x; such values count as none"):
+        samples([{"sex": "x", "age": 1}], tabular())
+
+
+def test_rows_without_names_are_numbers_by_position():
+    numbers = Schema((Column("age", "number"), Column("bmi", "number")))
+    of = described(schema=numbers, standardise=True)
+    np.testing.assert_array_equal(samples([[1, np.nan]], of), [[1, np.nan]])
+    with pytest.raises(bflcore.DataError, match=r"shape \[1, 3\], but .* columns age, bmi; give"):
+        samples([[1, 2, 3]], of)
+    with pytest.raises(bflcore.DataError, match="x has infinity"):
+        samples([[1, np.inf]], of)
+
+
+def test_without_standardisation_nothing_replaces_missing_values():
+    numbers = Schema((Column("age", "number"),))
+    with pytest.raises(bflcore.DataError, match="x has missing values, but the model was trained"):
+        samples([{"age": None}], described(shape=(1,), schema=numbers))
+
+
+def test_a_file_for_a_run_on_a_table_is_read_with_names(tmp_path):
+    (tmp_path / "new.csv").write_text("sex,age\nf,\n")
+    read = read_samples(tmp_path / "new.csv", (4,), TABLE)
+    np.testing.assert_array_equal(samples(read, tabular()), [[np.nan, 1, 1, 0]])
+
+
 def test_labels_are_numbers_or_names():
     assert targets([0, 2], described(), 2).tolist() == [0, 2]
     assert targets(["none", "mild"], described(), 2).tolist() == [2, 0]
+    # Numbers that are names are not numbers of classes.
+    assert targets([5, 1], described(classes=("1", "3", "5")), 2).tolist() == [2, 0]
     with pytest.raises(bflcore.DataError, match="allowed: mild, severe, none"):
         targets(["unknown", "mild"], described(), 2)
     with pytest.raises(bflcore.DataError, match="other labels"):

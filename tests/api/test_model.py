@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import bflcore
+from bflcore.experiments.models import read_tensors, write_tensors
 
 from .test_runs import METHODS, OWNERS, options_for, table, trained
 
@@ -122,10 +123,12 @@ def test_a_file_is_complete_or_not_there(tmp_path):
 def test_another_file_is_refused_in_one_line(tmp_path):
     text, other = tmp_path / "text", tmp_path / "other.safetensors"
     text.write_text("no tensors")
-    save_file({"w": torch.zeros(1)}, other)
+    write_tensors(other, {"w": torch.zeros(1)}, {})
+    save_file({"w": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     for path, message in (
         (text, "cannot be read"),
         (other, "is not a model; allowed: a file that bfl export wrote"),
+        (tmp_path / "foreign.safetensors", "has no digest"),
         (tmp_path / "absent", "cannot be read"),
     ):
         with pytest.raises(bflcore.RunError, match=message) as error:
@@ -136,11 +139,9 @@ def test_another_file_is_refused_in_one_line(tmp_path):
 def test_a_component_that_is_not_installed_is_named(tmp_path):
     run, _ = trained(tmp_path)
     path = run.client(7).save(tmp_path / "model.safetensors")
-    with safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()["bflcore"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header, tensors, _ = read_tensors(path)
     header["settings"]["inference"]["name"] = "absent"
-    save_file(tensors, path, {"bflcore": json.dumps(header)})
+    write_tensors(path, tensors, header)
     with pytest.raises(bflcore.OptionError, match="inference absent is not installed; install"):
         bflcore.load_model(path)
 

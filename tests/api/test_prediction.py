@@ -9,6 +9,10 @@ from scipy import stats
 
 import bflcore
 from bflcore.api.prediction import prediction_of
+from bflcore.problem.calibration.base import answer, fit
+from bflcore.problem.calibration.conformal import Conformal
+from bflcore.problem.calibration.outliers import Outliers
+from bflcore.problem.calibration.temperature import Temperature
 from bflcore.problem.likelihoods import Predictive
 from bflcore.problem.scaling import Scaling
 
@@ -84,3 +88,78 @@ def test_a_table_has_a_row_per_sample():
     assert {len(column) for column in table.values()} == {5}
     two = prediction_of([Predictive(draws(1, 4, 5, 2), torch.tensor(0.5))], (), None).columns()
     assert list(two)[:5] == ["mean_0", "std_0", "lower_0", "upper_0", "mean_1"]
+
+
+def calibrated(parts, y, *calibrators, **options):
+    """Return a prediction whose calibration samples are the predicted ones, with targets `y`."""
+    chosen = calibrators or (Temperature(), Conformal(**options), Outliers())
+    joined = prediction_of(parts, (), None).made
+    total = answer(chosen, [(joined, y)]) | {"answered": torch.tensor([0])}
+    return prediction_of(parts, ("a", "b", "c"), None, fit(chosen, 0, {}, total))
+
+
+def halves(b=60, c=3):
+    probabilities = draws(1, 4, b, c).softmax(-1)
+    return [Predictive(probabilities[:, :, : b // 2]), Predictive(probabilities[:, :, b // 2 :])]
+
+
+def test_sets_are_named_the_most_probable_class_first():
+    prediction = calibrated(halves(), torch.arange(60) % 3)
+    inside, sets = prediction.contains(0.8), prediction.set(0.8)
+    assert inside.shape == (60, 3)
+    assert inside.dtype == torch.bool
+    for row, names in enumerate(sets):
+        ranked = prediction.probabilities[row].argsort(descending=True).tolist()
+        assert names == ["abc"[label] for label in ranked if inside[row, label]]
+        assert names[0] == prediction.names[row]
+    assert prediction.calibrated_by == ("temperature", "conformal", "ood")
+
+
+def test_a_table_of_a_calibrated_prediction_has_sets_and_flags():
+    prediction = calibrated(halves(), torch.arange(60) % 3)
+    table = prediction.columns(0.8)
+    assert list(table)[-3:] == ["set", "ood_score", "out_of_distribution"]
+    assert table["set"] == ["|".join(names) for names in prediction.set(0.8)]
+    assert prediction.columns()["set"] == ["|".join(names) for names in prediction.set(0.9)]
+    assert {*table["out_of_distribution"]} <= {0, 1}
+    assert table["ood_score"] == prediction.ood_score.tolist()
+    real = [Predictive(draws(1, 4, 60, 1), torch.tensor(0.5))]
+    columns = calibrated(real, draws(60, 1, seed=1)).columns(0.8)
+    assert list(columns) == [
+        *("mean", "std", "lower", "upper"),
+        *("ood_score", "out_of_distribution"),
+    ]
+
+
+def test_without_calibration_sets_are_refused_in_one_line():
+    for ask in (classes().set, lambda: classes().columns(0.9), classes().contains):
+        with pytest.raises(bflcore.OptionError, match="--calibration-fraction 0.2") as error:
+            ask()
+        assert "\n" not in str(error.value)
+    assert classes().out_of_distribution is None
+    assert classes().calibrated_by == ()
+    with pytest.raises(bflcore.OptionError, match="coverage: 90 is not allowed"):
+        classes().set(90)
+
+
+def test_too_few_calibration_samples_are_one_warning_and_everything_is_in():
+    prediction = calibrated(halves(8), torch.arange(8) % 3)
+    with pytest.warns(UserWarning, match="coverage 0.9 needs 9 federated calibration samples"):
+        assert [sorted(names) for names in prediction.set(0.9)] == [["a", "b", "c"]] * 8
+    prediction.set(0.8)  # enough: filterwarnings makes a warning an error
+
+
+def test_conformal_intervals_are_rescaled_and_a_gaussian_is_the_fallback():
+    parts, y = [Predictive(draws(1, 4, 60, 1), torch.tensor(0.5))], 3 * draws(60, 1, seed=1)
+    scaling = Scaling((torch.zeros(1), torch.ones(1)), (torch.tensor([10.0]), torch.tensor([2.0])))
+    total = answer([Conformal()], [(parts[0], y)]) | {"answered": torch.tensor([0])}
+    fitted = fit([Conformal()], 0, {}, total)
+    inside, outside = (prediction_of(parts, (), s, fitted) for s in (None, scaling))
+    assert torch.allclose(outside.interval(0.8)[0], 10 + 2 * inside.interval(0.8)[0])
+    covered = (inside.interval(0.8)[0] <= y) & (y <= inside.interval(0.8)[1])
+    assert 0.8 <= float(covered.double().mean()) < 0.9
+    scaled = calibrated(parts, y, Temperature())
+    plain = prediction_of(parts, (), None)
+    assert (scaled.std > 1.5 * plain.std).all()
+    expected = stats.norm.interval(0.8, loc=scaled.mean, scale=scaled.std)
+    assert np.allclose(scaled.interval(0.8)[0], expected[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 import bflcore
+from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.integrity import read_json, write_json
 from bflcore.options import options_of
 from bflcore.problem import metrics
 
-from ..interrupted import METHODS, inference_of
+from ..interrupted import METHODS, Killed, inference_of, same, stopped_at
 
 OWNERS = (7, 107, 900)
 FEATURES, CLASSES = 6, 3
@@ -167,9 +170,9 @@ def test_a_stranger_adapts_as_the_held_out_client_did_in_the_evaluation(tmp_path
     assert (other.id, other.number) == ("new", 3)
     # The number decides the order of the minibatches: leave the last client out of the run.
     path = run.path / "data.json"
-    described = json.loads(path.read_text())
+    described = read_json(path)
     described["clients"].pop()
-    path.write_text(json.dumps(described))
+    write_json(path, described)
     same = bflcore.load(run.path).adapt(data["x"][rows], data["y"][rows]).module().state_dict()
     assert all(torch.equal(same[name], tensor) for name, tensor in held_out.items())
     index = json.loads((run.path / "models" / "index.json").read_text())
@@ -188,7 +191,8 @@ def test_labels_are_checked_before_a_stranger_adapts(tmp_path):
 def test_a_client_without_test_samples_has_a_model_too(tmp_path):
     data = table()
     keep = np.r_[0:50, 50:51]  # the last owner has one sample, which it trains on
-    run, _ = trained(tmp_path, "fedbabu", data={name: a[keep] for name, a in data.items()})
+    with pytest.warns(UserWarning, match="clients without test samples, which are not .*: 900"):
+        run, _ = trained(tmp_path, "fedbabu", data={name: a[keep] for name, a in data.items()})
     assert 2 not in evaluated(run)
     own = run.client(900).module().state_dict()
     other = run.client(7).module().state_dict()
@@ -212,7 +216,10 @@ def test_progress_is_printed_if_asked_for_and_nothing_is_otherwise(tmp_path, cap
     assert capsys.readouterr() == ("", "")
     trained(tmp_path / "loud", progress=True)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition("  ")[0] for line in lines] == ["round 1", "round 2"]
+    said = [
+        "task: classification of 3 classes (y: 0, 1, 2); --task regression takes them as numbers"
+    ]
+    assert [line.partition("  ")[0] for line in lines] == [*said, "round 1", "round 2"]
     assert "personal.accuracy" in lines[-1]
 
 
@@ -273,12 +280,13 @@ def test_what_is_missing_in_a_run_directory_is_said_in_one_line(tmp_path):
 
 def test_a_model_that_stays_with_its_client_is_refused_by_name(tmp_path):
     run, _ = trained(tmp_path)
-    (run.path / "models" / "index.json").write_text('{"round": 2, "clients": {"0": "stored"}}')
+    index = run.path / "models" / "index.json"
+    write_json(index, {"round": 2, "clients": {"0": "stored"}})
     loaded = bflcore.load(run.path)
     assert loaded.client(7).number == 0
     with pytest.raises(bflcore.RunError, match="the model of client 900 is not here: it is on the"):
         loaded.client(900)
-    (run.path / "models" / "index.json").write_text('{"round": 1, "clients": {}}')
+    write_json(index, {"round": 1, "clients": {}})
     with pytest.raises(bflcore.RunError, match="is of round 1, but the checkpoint is of round 2"):
         bflcore.load(run.path).client(7)
 
@@ -306,3 +314,141 @@ def test_uncertainties_are_those_of_the_evaluation(tmp_path):
             assert math.isclose(float(getattr(p, name).mean()), found[name], abs_tol=1e-12), name
         sums = metrics.classification_sums(p.draws, torch.as_tensor(y))
         assert metrics.metrics_of(sums)["ece"] == found["ece"]
+
+
+CALIBRATED = {
+    "calibration_fraction": 0.3,
+    "cohort": 0,
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # caveats of tiny runs
+@pytest.mark.parametrize("scope", ["federated", "client", "shrunk"])
+@pytest.mark.parametrize("method", ["fedbabu", "fedvi", "fedsi"])
+def test_calibrated_predictions_are_those_of_the_evaluation_to_the_bit(tmp_path, method, scope):
+    options = options_for(method)
+    options |= {f"calibrator.{n}.scope": scope for n in ("temperature", "conformal", "ood")}
+    run, tests = trained(tmp_path, method, table(samples=60), options, **CALIBRATED)
+    found, before = evaluated(run, "calibrated"), evaluated(run)
+    loaded = bflcore.load(run.path)
+    for number, (x, y) in enumerate(tests):
+        model = loaded.client(OWNERS[number])
+        saved = bflcore.load_model(model.save(tmp_path / "model.bfl"))
+        assert bool(model.calibration) is (scope != "federated")
+        for one in (model, saved):
+            prediction = one.predict(x)
+            assert prediction.calibrated_by == ("temperature", "conformal", "ood")
+            expected = found[number]["accuracy"], found[number]["nll"]
+            assert accuracy_and_nll(prediction, y) == expected
+            raw = before[number]["accuracy"], before[number]["nll"]
+            assert accuracy_and_nll(one.predict(x, calibrated=False), y) == raw
+            inside = prediction.contains(0.8)
+            assert float(inside.sum()) / len(y) == found[number]["set_size80"]
+            hits = inside[torch.arange(len(y)), torch.as_tensor(y)]
+            assert float(hits.sum()) / len(y) == found[number]["set_coverage80"]
+            flags = prediction.out_of_distribution
+            assert float(flags.sum()) / len(y) == found[number]["out_of_distribution"]
+
+
+def test_novel_and_adapted_clients_and_the_server_calibrate_with_the_total(tmp_path):
+    options = options_for("fedavg") | {"calibrator.conformal.scope": "client"}
+    run, tests = trained(
+        tmp_path, "fedavg", table(samples=60), options, novel_clients=1, **CALIBRATED
+    )
+    x, y = tests[2]
+    total = run.server.broadcast.calibration
+    assert total["answered"].tolist() == [0, 1]
+    assert evaluated(run, "novel.calibrated")[2]["set_size90"] > 0
+    for model in (run.client(900), run.adapt(x, y), run.server):
+        assert model.calibration == {}
+        conformal = model.predict(x).fitted[1]
+        assert conformal.sums["scores"].equal(total["conformal.scores"])
+    trained_one = run.client(7).predict(x).fitted[1]
+    assert float(trained_one.sums["examples"]) < float(total["conformal.examples"])
+
+
+def test_intervals_of_a_calibrated_regression_are_in_the_units_of_the_targets(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = table(samples=60)
+    arrays["y"] = (5 * arrays["x"][:, 0] + 100 + rng.normal(size=180)).astype(np.float32)
+    run, tests = trained(tmp_path, "fedvi", arrays, options_for("fedvi"), rounds=3, **CALIBRATED)
+    covered = []
+    for number, (x, y) in enumerate(tests):
+        prediction = run.client(OWNERS[number]).predict(x)
+        low, high = prediction.interval(0.8)
+        covered += ((low[:, 0] <= torch.as_tensor(y)) & (torch.as_tensor(y) <= high[:, 0])).tolist()
+        assert torch.allclose((low + high) / 2, prediction.mean.double(), atol=1e-4)
+        inside = evaluated(run, "calibrated")[number]["interval_coverage80"]
+        assert np.mean(covered[-len(y) :]) == pytest.approx(inside)
+    assert np.mean(covered) > 0.6
+
+
+def hospitals():
+    """Return a table of three owners, one of whom has a single patient."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({
+        "age": np.where(rng.random(61) < 0.2, np.nan, rng.normal(60, 15, 61)),
+        "ward": rng.choice(["icu", "er"], 61),
+        "hospital": ["ukb"] * 40 + ["charité"] * 20 + ["lmu"],
+    })  # fmt: skip
+    frame["outcome"] = np.where(frame["age"] > 60, "severe", "mild")
+    return frame
+
+
+GIVEN = {"rounds": 2, "workers": 1, "model": "mlp", "options": {"model.hidden": (5,)}}
+
+
+@pytest.mark.filterwarnings("ignore:clients without test samples")
+def test_a_data_frame_is_trained_on_and_predicted_by_name(tmp_path):
+    frame, out = hospitals(), tmp_path / "run"
+    run = bflcore.run("fedvi", data=frame, target="outcome", client="hospital", out=out, **GIVEN)
+    assert run.clients == ["charité", "lmu", "ukb"]
+    assert "memory" in (out / "experiment.toml").read_text()
+    found = evaluated(run)
+    with np.load(out / "partition.npz") as file:
+        tests = np.split(file["test"], file["test_sizes"].cumsum()[:-1])
+    model = bflcore.load(out).client("ukb")
+    again = bflcore.load_model(model.save(tmp_path / "ukb.safetensors"))
+    number = {"mild": 0, "severe": 1}
+    rows = frame.iloc[tests[2]]
+    y = [number[name] for name in rows["outcome"]]
+    for one in (model, again):
+        for form in (rows, rows[["ward", "age"]].to_dict("records")):
+            prediction = one.predict(form)
+            assert prediction.classes == ("mild", "severe")
+            assert accuracy_and_nll(prediction, y) == (found[2]["accuracy"], found[2]["nll"])
+
+
+@pytest.mark.filterwarnings("ignore:clients without test samples")
+def test_a_run_on_data_from_python_continues_with_the_same_data(tmp_path, monkeypatch):
+    frame = hospitals()
+    given = {"data": frame, "target": "outcome", "client": "hospital", **GIVEN}
+    whole = bflcore.run("fedavg", out=tmp_path / "whole", **given)
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (RunDirectory, "append"), 1)
+        with pytest.raises(Killed):
+            bflcore.run("fedavg", out=tmp_path / "cut", **given)
+    with pytest.raises(bflcore.DataError, match="are not kept; continue with bflcore.resume"):
+        bflcore.resume(tmp_path / "cut")
+    with pytest.raises(bflcore.RunError, match="unchanged: the data or its partition changed"):
+        bflcore.resume(tmp_path / "cut", frame.assign(age=1.0 * np.arange(61)))
+    again = bflcore.resume(tmp_path / "cut", frame)
+    same(again.path, whole.path)
+    assert bflcore.resume(whole.path, frame).summary == whole.summary
+
+
+def test_every_file_of_a_run_has_ordinary_permissions(tmp_path):
+    before = os.umask(0o027)
+    try:
+        run, _ = trained(tmp_path, "fedbabu")
+        run.client(7).save(run.path / "model.safetensors")
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(run.path)): oct(path.stat().st_mode & 0o777)
+        for path in run.path.rglob("*")
+        if path.is_file()
+    }
+    assert {name for name in modes if name.startswith("checkpoint/")}
+    assert {name: mode for name, mode in modes.items() if mode != "0o640"} == {}

@@ -22,6 +22,13 @@ def test_listings_answer(bfl):
         assert bfl(command)[0] == 0
 
 
+def test_a_kind_may_be_named_in_the_plural(bfl):
+    for plural, kind in (("methods", "method"), ("likelihoods", "likelihood")):
+        assert bfl("list", plural) == bfl("list", kind)
+        assert bfl("list", plural)[0] == 0
+    assert bfl("show", "methods", "fedavg") == bfl("show", "method", "fedavg")
+
+
 def test_settings_are_listed_and_explained(bfl):
     assert "settings\n  run " in bfl("list")[1]
     assert set(json.loads(bfl("list", "settings", "--json")[1])["settings"][0]) == {

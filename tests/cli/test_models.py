@@ -227,3 +227,40 @@ def test_the_owner_of_an_exported_model_is_checked(bfl, hospitals, tmp_path):
     assert bfl(*words, "7")[0] == 0
     status, _, error = bfl(*words, "107")
     assert (status, error.startswith("error: --client: m.safetensors is the model of 7")) == (2, 1)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_predictions_of_a_calibrated_run_have_sets_or_intervals_and_flags(
+    bfl, hospitals, tmp_path, real
+):
+    x = hospitals("--calibration-fraction", "0.5", method="fedvi", real=real)
+    np.savez(tmp_path / "new.npz", x=x)
+    words = ("predict", "run", "new.npz", "--client", "107", "--out", "p.csv", "--coverage", "0.8")
+    assert bfl(*words)[::2] == (0, "")
+    table = rows(tmp_path / "p.csv")
+    prediction = bflcore.load(tmp_path / "run").client(107).predict(x)
+    if real:
+        lower = [float(row["lower"]) for row in table]
+        assert lower == prediction.interval(0.8)[0][:, 0].tolist()
+    else:
+        assert [row["set"].split("|") for row in table] == prediction.set(0.8)
+    flags = prediction.out_of_distribution.int().tolist()
+    assert [int(row["out_of_distribution"]) for row in table] == flags
+    words = (*words[:-1], "0.999")
+    status, _, err = bfl(*words)
+    assert status == 0
+    assert err.startswith("warning: coverage 0.999 needs 999 federated calibration samples, there")
+    assert err.count("\n") == 1
+
+
+def test_a_coverage_of_a_run_that_was_not_calibrated_is_one_line(bfl, hospitals, tmp_path):
+    np.savez(tmp_path / "new.npz", x=hospitals())
+    words = ("predict", "run", "new.npz", "--client", "7", "--out", "p.csv", "--coverage")
+    assert bfl(*words, "0.9") == (
+        2,
+        "",
+        "error: coverage: the run was not calibrated for prediction sets; train it with "
+        "--calibration-fraction 0.2\n",
+    )
+    assert "coverage: 90.0 is not allowed; allowed: above 0 and below 1" in bfl(*words, "90")[2]
+    assert not (tmp_path / "p.csv").exists()

@@ -125,3 +125,61 @@ def test_an_unknown_plugin_is_answered_with_the_nearest(bfl):
     status, _, err = bfl("check-plugin", "bpfd")
     assert status == 2
     assert "did you mean bfl-bpfed?" in err
+
+
+FAULTY = """
+import attrs
+from bflcore import Aggregator, Map, Method, Posterior, Fixed, Variational, component, hookimpl
+
+class Broken(Posterior):
+    '''Fail at everything.'''
+    name = "broken"
+    def pack(self, prefix=""): raise RuntimeError("broken")
+    def sample(self, noise): raise RuntimeError("broken")
+    def kl(self, other): raise RuntimeError("broken")
+    @classmethod
+    def arbitrary(cls, layout, clients, noise): raise RuntimeError("broken")
+
+@component
+class Failing(Variational):
+    '''Fail at every fit.'''
+    name = "failing"
+    def fit(self, problem, broadcast, cohort): raise RuntimeError("broken")
+
+class Fails(Method):
+    '''Use other people's update.'''
+    name = "fails"
+    inference = Failing()
+
+@hookimpl
+def bfl_posteriors(): yield Broken
+@hookimpl
+def bfl_inferences(): yield Failing
+@hookimpl
+def bfl_methods(): yield Fails
+"""
+RIGHT = WRONG.replace("broadcast.round,", "broadcast.round + 1,")
+ANY = (
+    RIGHT.replace('families = ("point",)', "")
+    + """
+from bflcore import Average
+
+@component
+class Mean(Average):
+    '''Average any family.'''
+    name = "mean"
+
+@hookimpl
+def bfl_aggregators():
+    yield Mean
+"""
+)
+
+
+@pytest.mark.parametrize("source", [RIGHT, ANY], ids=["one family", "any family"])
+def test_a_right_part_passes_whatever_faulty_plugins_are_installed(bfl, installed, source):
+    installed("faulty", FAULTY)
+    installed("right", source)
+    status, out, err = bfl("check-plugin", "right")
+    assert (status, err) == (0, ""), out
+    assert bfl("check-plugin", "faulty")[0] == 1

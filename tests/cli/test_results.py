@@ -10,13 +10,63 @@ def test_reports_and_comparisons_of_several_runs(bfl, tmp_path):
         assert bfl("run", method, *QUICK, "--out", method, "--quiet") == (0, "", "")
     status, out, _ = bfl("compare", "fedavg", "bpfed")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["run", "fedavg", "bpfed"]
+    assert [line.split()[0] for line in out.splitlines()] == ["run", "fedavg", "bpfed", "Means,"]
     status, out, _ = bfl("compare", "fedavg", "--json")
     final = json.loads((tmp_path / "fedavg" / "summary.json").read_text())["final"]
     assert json.loads(out)[0]["accuracy"] == final["personal.accuracy"]["mean"]
     assert bfl("report", "fedavg", "bpfed", "--out", "both.html")[0] == 0
     page = (tmp_path / "both.html").read_text()
-    assert page.count("<svg") == 3
-    assert "fedavg, personal" in page
+    assert page.count("<svg") == 5
+    assert page.count("</i>fedavg</li>") == 1  # the legend
     for outside in ('src="http', 'href="http', "@import", "<script"):
         assert outside not in page
+
+
+def test_pooled_metrics_are_a_table_of_their_own(bfl, tmp_path):
+    assert bfl("run", "fedavg", *QUICK, "--out", "fedavg", "--quiet") == (0, "", "")
+    _, out, _ = bfl("compare", "fedavg", "--pooled", "--json")
+    final = json.loads((tmp_path / "fedavg" / "summary.json").read_text())["final"]
+    (row,) = json.loads(out)
+    assert row["ECE"] == final["personal.ece"]["pooled"]
+    assert row["AUROC"] == final["personal.auroc"]["pooled"]
+    assert "std over clients" not in row
+    assert (
+        "Pooled: all clients' test samples counted alike."
+        in bfl("compare", "fedavg", "--pooled")[1]
+    )
+
+
+def test_a_comparison_leaves_out_what_is_no_run_and_marks_what_is_unfinished(bfl, tmp_path):
+    for name in ("whole", "cut"):
+        assert bfl("run", "fedavg", *QUICK, "--out", name, "--quiet") == (0, "", "")
+    (tmp_path / "cut" / "summary.json").unlink()
+    (tmp_path / "broken").mkdir()
+    status, out, err = bfl("compare", "whole", "cut", "broken")
+    assert status == 0
+    assert "left out: broken is not a run directory" in err
+    assert "cut: round 2 of 2, unfinished: continue with: bfl resume cut" in out
+    assert out.splitlines()[2].split()[:4] == ["cut", "fedavg", "2", "of"]
+    status, _, err = bfl("report", "whole", "cut", "broken", "--out", "page.html")
+    assert (status, err.count("left out: broken")) == (0, 1)
+    assert "unfinished: continue with" in (tmp_path / "page.html").read_text()
+    assert bfl("compare", "broken")[0] == 2
+
+
+def test_clients_are_compared_with_what_they_reach_alone(bfl, tmp_path):
+    alone = "alone"
+    for name, more in (("fedavg", ()), (alone, ("--share", "none")), ("seed1", ("--seed", "1"))):
+        assert bfl("run", "fedavg", *QUICK, *more, "--out", name, "--quiet") == (0, "", "")
+    _, out, _ = bfl("compare", "fedavg", alone, "seed1", "--json")
+    rows = {row["run"]: row for row in json.loads(out)}
+    together, apart = (
+        json.loads((tmp_path / name / "evaluation.json").read_text())["personal"]["clients"]
+        for name in ("fedavg", alone)
+    )
+    pairs = [(a["accuracy"], b["accuracy"]) for a, b in zip(together, apart, strict=True)]
+    assert rows["fedavg"][f"worse than {alone}"] == f"{sum(a < b for a, b in pairs)} of 3"
+    mean = sum(a - b for a, b in pairs) / 3
+    assert rows["fedavg"]["paired difference"].startswith(f"{mean:+.4f} ± ")
+    assert f"worse than {alone}" not in rows["seed1"]  # other samples: not comparable
+    status, _, err = bfl("compare", "seed1", "--against", alone)
+    assert status == 2
+    assert "cannot be compared client by client" in err

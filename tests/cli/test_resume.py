@@ -17,9 +17,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import bflcore
 from bflcore.cli import main
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.integrity import read_json, write_json
 
 from ..interrupted import (
     METHODS,
@@ -195,37 +197,58 @@ def damage_fields(path):
     save_file({}, path, {"bflcore": json.dumps({"format": 1, "round": "x", "memories": []})})
 
 
-def damage_gone(path):
-    path.unlink()
-    path.mkdir()
-
-
 DAMAGES = [
     *(damage_truncate, damage_header, damage_pickle, damage_torch, damage_foreign),
-    *(damage_format, damage_fields, damage_gone),
+    *(damage_format, damage_fields),
 ]
 
 
 @pytest.mark.parametrize("part", ["", ".clients"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
-def test_a_damaged_checkpoint_is_refused_in_one_line(bfl, tmp_path, run, damage, part):
+def test_a_damaged_checkpoint_is_replaced_from_the_one_before(
+    bfl, tmp_path, run, finished, damage, part
+):
     path = newest(run).with_name(f"{ROUNDS:06d}{part}.safetensors")
     damage(path)
-    if part and damage in (damage_foreign, damage_format, damage_fields):
-        save_file({"no.client": torch.zeros(1)}, path)
+    status, _, err = bfl("resume", run, "--quiet")
+    assert (status, err.count("\n")) == (0, 1)
+    assert err.startswith("warning: ")
+    assert f"continuing from the checkpoint of round {ROUNDS - 1}" in err
+    assert not (tmp_path / "sprung").exists()
+    same(run, finished)
+
+
+def test_a_finished_run_is_repaired_too(bfl, run, finished):
+    shutil.copy(finished / "summary.json", run)
+    damage_truncate(newest(run))
+    assert bfl("resume", run, "--quiet")[0] == 0
+    same(run, finished)
+    assert "is finished" in bfl("resume", run)[1]
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_one_line(bfl, run):
+    newest(run).unlink()
+    newest(run).mkdir()
+    status, _, err = bfl("resume", run, "--quiet")
+    assert status == 2
+    assert "the checkpoint cannot be written" in err.splitlines()[-1]
+
+
+def test_without_a_sound_checkpoint_the_run_is_refused_in_one_line(bfl, run):
+    for path in (run / "checkpoint").iterdir():
+        damage_truncate(path)
     message = refused(bfl, run)
     assert "checkpoint" in message
     assert "start the run again" in message
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_changed_data_is_refused_and_forced(bfl, tmp_path, run):
     environment = run / "environment.json"
-    known = json.loads(environment.read_text())
+    known = read_json(environment)
     known["fingerprints"]["the data or its partition"] = "other"
     known["distributions"]["bfl-bpfed"] = "0.0.1"
     known["distributions"]["bfl-tdamp"] = "0.0.1"  # not used: no matter
-    environment.write_text(json.dumps(known))
+    write_json(environment, known)
     message = refused(bfl, run)
     assert "bfl-bpfed was 0.0.1 and is" in message
     assert "the data or its partition changed" in message
@@ -289,3 +312,69 @@ def test_a_run_of_an_earlier_version_is_described_when_it_is_resumed(bfl, tmp_pa
     (tmp_path / "cut" / "data.json").unlink()
     assert bfl("resume", "cut", "--quiet") == (0, "", "")
     same(tmp_path / "cut", tmp_path / "whole")
+
+
+FILES = ("checkpoint/*.safetensors", "metrics.jsonl", "environment.json", "experiment.toml")
+FILES += ("evaluation.json", "data.json", "summary.json", "partition.npz", "models/*")
+
+
+def mutated(content, draw):
+    """Return damaged content: flipped bits, a lost end, a lost or repeated or exchanged piece."""
+    found, kind = bytearray(content), draw.randrange(6)
+    at = draw.randrange(len(found))
+    length = draw.randrange(1, 65)
+    if kind <= 1:
+        found[at] ^= 1 << draw.randrange(8)
+    elif kind == 2:
+        del found[at:]
+    elif kind == 3:
+        del found[at : at + length]
+    elif kind == 4:
+        found[at:at] = found[at : at + length]
+    else:
+        found[at : at + length] = draw.randbytes(length)
+    return bytes(found)
+
+
+def results_of(folder):
+    """Return what a run's results are, as the product itself reads them."""
+    loaded = bflcore.load(folder)
+    own = loaded.client(0).posterior["mean"]
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in loaded.history]
+    final = {k: v for k, v in loaded.summary.items() if k != "seconds"}
+    return repr((lines, final, {name: tensor.tolist() for name, tensor in own.items()}))
+
+
+def fuzz(bfl, tmp_path, finished, count, seed):
+    """Damage each file of a run `count` times: nothing may change a result without a word."""
+    expected, draw, outcomes = results_of(finished), random.Random(seed), []
+    paths = sorted(path for pattern in FILES for path in finished.glob(pattern))
+    for path in paths:
+        for number in range(count):
+            folder = tmp_path / f"{len(outcomes)}"
+            shutil.copytree(finished, folder)
+            (folder / path.relative_to(finished)).write_bytes(mutated(path.read_bytes(), draw))
+            if number % 2 and path.name != "summary.json":  # as after a kill at the end
+                (folder / "summary.json").unlink()
+            for command in ("resume", "report", "compare"):
+                status, _, err = bfl(command, folder, *["--quiet"] * (command == "resume"))
+                outcomes.append((path.name, command, status))
+                assert status in {0, 2}, (path.name, number, err)
+                assert "Traceback" not in err, (path.name, number, err)
+            try:
+                found = results_of(folder)
+            except bflcore.BflError:
+                found = expected
+            assert found == expected, (path.name, number)
+            shutil.rmtree(folder)
+    return outcomes
+
+
+def test_no_damaged_file_changes_a_result_without_a_word(bfl, tmp_path, finished):
+    outcomes = fuzz(bfl, tmp_path, finished, 3, seed=0)
+    assert {status for _, _, status in outcomes} == {0, 2}
+
+
+@pytest.mark.thorough
+def test_no_damaged_file_changes_a_result_in_a_thousand_tries_each(bfl, tmp_path, finished):
+    fuzz(bfl, tmp_path, finished, 1000, seed=1)

@@ -227,12 +227,20 @@ MISTAKES = {
     ),
     "own-file-option": (
         ("run", "fedavg", "--data", "short.npz", "-o", "dataset.owners=3"),
-        "dataset.owners: short.npz has no options",
+        "unknown option 'dataset.owners'; allowed: dataset.standardise; bfl show dataset own",
     ),
     "label-noise": (("run", "fedavg", "--label-noise", "pari:0.1"), "(did you mean pair?)"),
     "label-noise-option": (
         ("run", "fedavg", "--label-noise", "pair", "-o", "label-noise.eps=1"),
         "label-noise.eps: 1.0 is not allowed",
+    ),
+    "calibrate": (
+        ("run", "fedavg", "--calibrate", "conformal"),
+        "--calibrate conformal: no samples are held out for calibration; add --calibration-fract",
+    ),
+    "calibrator-option": (
+        ("run", "fedavg", "--calibration-fraction", "0.2", "-o", "calibrator.ood.shar=1"),
+        "(did you mean calibrator.ood.share?)",
     ),
     "option-text": (("run", "fedavg", "--lr", "fast"), "inference.lr: 'fast' is not allowed"),
     "option-of-nothing": (
@@ -302,7 +310,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(bfl, tmp_path, mistake)
     np.savez(tmp_path / "nan.npz", x=np.full((4, 2), np.nan), y=np.array([0, 1, 0, 1]))
     np.savez(tmp_path / "short.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0]))
     (tmp_path / "key.toml").write_text('method = "fedavg"\nround = 3\n')
-    (tmp_path / "datakey.toml").write_text('method = "fedavg"\n[data]\nclient = 3\n')
+    (tmp_path / "datakey.toml").write_text('method = "fedavg"\n[data]\nclientss = 3\n')
     (tmp_path / "nomethod.toml").write_text("rounds = 3\n")
     (tmp_path / "taken").mkdir()
     before = sorted(tmp_path.rglob("*"))

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from bflcore import DataError
 from bflcore.data import Dataset, Partition, divide
-from bflcore.data.partition import IID, Dirichlet, Labels, Natural, Quantity, Shards
+from bflcore.data.partition import (
+    IID,
+    Dirichlet,
+    Labels,
+    Natural,
+    Quantity,
+    Shards,
+    hold_back,
+)
 
 
 def dataset(samples=200, classes=10, **more):
@@ -205,3 +213,39 @@ def test_a_saved_validation_split_is_read_back(tmp_path):
     assert [samples.tolist() for samples in back.validation] == [[4], []]
     assert [samples.tolist() for samples in back.train] == [[3, 1], [2]]
     assert back.held_out is True
+
+
+def test_calibration_samples_are_cut_off_after_validation_and_come_back_from_a_file(tmp_path):
+    data = dataset(400, 4)
+    whole = Partition(tuple(np.arange(400).reshape(4, 100)), (np.array([], np.int64),) * 4)
+    validated = hold_back(data, whole, 3, validation=0.2)
+    both = hold_back(data, whole, 3, validation=0.2, calibration=0.25)
+    for client in range(4):
+        assert both.validation[client].tolist() == validated.validation[client].tolist()
+        assert len(both.calibration[client]) == 20  # of the 80 that are left
+        rest = {*both.train[client].tolist(), *both.calibration[client].tolist()}
+        assert rest == {*validated.train[client].tolist()}
+        assert both.train[client].tolist() == sorted(both.train[client])  # in their order
+    both.save(tmp_path / "partition.npz")
+    back = Partition.load(tmp_path / "partition.npz")
+    assert [s.tolist() for s in back.calibration] == [s.tolist() for s in both.calibration]
+
+
+def test_calibration_samples_are_drawn_whatever_their_class():
+    """A class of 2 in 100 would never be drawn if the classes kept their proportions: 0.2 of 10."""
+    data = Dataset("made", "classification", np.zeros((100, 1)), np.repeat([0, 1], [98, 2]), 2)
+    whole = Partition((np.arange(100),), (np.array([], np.int64),))
+    rare = [
+        int((hold_back(data, whole, seed, calibration=0.1).calibration[0] >= 98).sum())
+        for seed in range(400)
+    ]
+    assert abs(np.mean(rare) - 0.2) < 4 * np.std(rare) / 20
+    assert {len(hold_back(data, whole, s, calibration=0.1).calibration[0]) for s in (0, 1)} == {10}
+
+
+def test_a_client_of_one_sample_does_not_calibrate():
+    data = dataset(3, 1)
+    whole = Partition((np.array([0]), np.array([1, 2])), (np.array([], np.int64),) * 2)
+    cut = hold_back(data, whole, 0, calibration=0.9)
+    assert [len(samples) for samples in cut.calibration] == [0, 1]
+    assert [len(samples) for samples in cut.train] == [1, 1]

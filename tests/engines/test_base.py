@@ -26,6 +26,9 @@ class Recording(Session):
     def evaluate(self, broadcast, clients):
         yield ("evaluate", broadcast, clients)
 
+    def calibrate(self, broadcast, clients):
+        yield ("calibrate", broadcast, clients)
+
     def personalise(self, broadcast, clients):
         yield ("personalise", broadcast, clients)
 
@@ -36,6 +39,7 @@ def test_a_wrapped_session_forwards_everything():
     assert list(outer.survey({}, [3])) == [("survey", {}, [3])]
     assert list(outer.fit("b", [1])) == [("fit", "b", [1])]
     assert list(outer.evaluate("b", [2])) == [("evaluate", "b", [2])]
+    assert list(outer.calibrate("b", [3])) == [("calibrate", "b", [3])]
     assert list(outer.personalise("b", [4])) == [("personalise", "b", [4])]
     assert outer.memories == {1: {}}
     outer.restore({2: {}})
@@ -55,3 +59,12 @@ def test_models_stay_with_the_clients_unless_a_session_gives_them():
         personalise = Session.personalise
 
     assert list(Distant().personalise("b", [1, 2])) == []
+
+
+def test_a_session_that_does_not_calibrate_says_so():
+    class Old(Recording):
+        calibrate = Session.calibrate
+
+    found = [str(error) for error in Old().calibrate("b", [1, 2])]
+    assert found[1] == "client 2 failed in calibrate: its engine does not calibrate"
+    assert len(found) == 2

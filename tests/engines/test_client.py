@@ -1,8 +1,11 @@
 """What a client does in a round: fit, personalise, predict, sum its metrics."""
 
+import re
+
 import attrs
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from bflcore import (
     Average,
@@ -14,7 +17,11 @@ from bflcore import (
 from bflcore.engines.local import Local
 from bflcore.problem import metrics
 from bflcore.problem.base import Shares
-from bflcore.rounds import Recipe, begin
+from bflcore.problem.calibration.base import answer, fit
+from bflcore.problem.calibration.conformal import Conformal
+from bflcore.problem.calibration.outliers import Outliers
+from bflcore.problem.calibration.temperature import Temperature
+from bflcore.rounds import Recipe, begin, calibrate
 from bflcore.testing.problems import difference, problem
 
 
@@ -30,9 +37,10 @@ def test_evaluation_blames_its_client():
     recipe = Recipe(inference, Average(), Equal(), Fixed())
     with Local(workers=1).open(of, inference, 10) as session:
         found = list(session.evaluate(begin(recipe, of), (0, 2)))
+    line = Blind.predict.__code__.co_firstlineno + 1
     assert [str(error) for error in found] == [
-        "client 0 failed in evaluate: RuntimeError: dark",
-        "client 2 failed in evaluate: RuntimeError: dark",
+        f"client {client} failed in evaluate: RuntimeError: dark at engines/test_client.py:{line}"
+        for client in (0, 2)
     ]
 
 
@@ -139,4 +147,109 @@ def test_a_client_that_cannot_personalise_is_blamed():
     broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
     with Local(workers=1).open(of, inference, 10) as session:
         (found,) = session.personalise(broadcast, (1,))
-    assert str(found) == "client 1 failed in personalise: RuntimeError: no"
+    reason = "RuntimeError: no at engines/test_client.py:[0-9]+"
+    assert re.fullmatch(f"client 1 failed in personalise: {reason}", str(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda r: attrs.evolve(r, posterior=r.posterior.map(lambda t: t.requires_grad_())),
+            "inference changed returned a posterior whose mean requires grad; detach it",
+        ),
+        (
+            lambda r: attrs.evolve(r, clients=tuple(k + 1 for k in r.clients)),
+            r"inference changed returned clients \(1,\) for \(0,\)",
+        ),
+    ],
+    ids=["gradient", "order"],
+)
+def test_a_result_that_cannot_be_sent_or_is_mixed_up_is_the_clients_failure(change, reason):
+    @attrs.frozen(kw_only=True)
+    class Changed(Map):
+        """Returns another result."""
+
+        name = "changed"
+
+        def fit(self, problem, broadcast, cohort):
+            return change(super().fit(problem, broadcast, cohort))
+
+    of, inference = problem(), Changed()
+    with Local(workers=1).open(of, inference, 1) as session:
+        (found,) = session.fit(begin(Recipe(inference, Average(), Equal(), Fixed()), of), (0,))
+    assert re.search(reason, str(found))
+
+
+def calibrated(of, sizes=(4, 3, 0), **options):
+    """Let clients calibrate on copies of their first samples."""
+    rows = [list(range(of.train.start[k], of.train.start[k] + n)) for k, n in enumerate(sizes)]
+    samples = Shares.gather(of.train.x, of.train.y, rows)
+    calibrators = (Temperature(), Conformal(**options), Outliers())
+    return attrs.evolve(of, calibration=samples, calibrators=calibrators)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_calibration_sums_are_over_a_clients_own_samples(workers):
+    of, inference = calibrated(problem()), Map(local_epochs=1)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=workers).open(of, inference, 10) as session:
+        found = list(session.calibrate(broadcast, of.clients))
+    assert [reply.client for reply in found] == [0, 1, 2]
+    for reply in found[:2]:
+        x, y = of.calibration.of(reply.client)
+        memory = {name: t[None] for name, t in inference.initial_memory(of).items()}
+        cohort = of.cohort([reply.client], memory, 0)
+        made = inference.predict(of, broadcast, cohort, x[None])
+        assert not difference(reply.sums, answer(of.calibrators, [(made, y)]))
+    nothing = found[2].sums
+    assert {n: t.shape for n, t in nothing.items()} == {n: t.shape for n, t in reply.sums.items()}
+    assert not any(bool(t.any()) for t in nothing.values())
+
+
+@pytest.mark.parametrize("scope", ["federated", "client"])
+def test_once_there_is_a_total_predictions_are_evaluated_as_calibrated(scope):
+    of, inference = calibrated(problem(), scope=scope), Map(local_epochs=1)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    with Local(workers=1).open(of, inference, 10) as session:
+        assert not any(e.calibrated for e in session.evaluate(broadcast, of.clients))
+        assert not any(r.calibration for r in session.personalise(broadcast, of.clients))
+        broadcast, _ = calibrate(of, session, broadcast)
+        evaluations = list(session.evaluate(broadcast, of.clients))
+        kept = list(session.personalise(broadcast, of.clients))
+        own = [reply.sums for reply in session.calibrate(broadcast, of.clients)]
+    assert not difference([r.calibration for r in kept], own if scope == "client" else [{}] * 3)
+    for evaluation, sums in zip(evaluations, own, strict=True):
+        total = broadcast.calibration
+        conformal = fit(of.calibrators, evaluation.client, sums, total)[1]
+        x, y = of.test.of(evaluation.client)
+        memory = {name: t[None] for name, t in inference.initial_memory(of).items()}
+        made = inference.predict(of, broadcast, of.cohort([evaluation.client], memory, 0), x[None])
+        inside = conformal.region(made, 0.9)
+        found = metrics.metrics_of(evaluation.calibrated)
+        assert found["set_size90"] == float(inside.sum()) / len(y)
+        assert found["accuracy"] == metrics.metrics_of(evaluation.personal)["accuracy"]
+
+
+def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else():
+    of, inference = attrs.evolve(problem(), rounds=2), Map(local_epochs=1)
+    foreign = attrs.evolve(of, foreign=of.test.x[:3] + 50)
+    replies = {}
+    for name, each in (("without", of), ("with", foreign)):
+        broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), each)
+        with Local(workers=1).open(each, inference, 10) as session:
+            for round in (1, 2):
+                now = attrs.evolve(broadcast, round=round)
+                replies[name, round] = list(session.evaluate(now, each.clients))
+    assert all(e.ood is None for e in (*replies["with", 1], *replies["without", 2]))
+    for plain, compared in zip(replies["without", 2], replies["with", 2], strict=True):
+        assert not difference(dict(compared.personal), dict(plain.personal))
+        own, others = compared.ood["strangeness"].sum(1).tolist()
+        assert (own, others) == (int(plain.personal["examples"]), 3)
+        x = torch.cat([foreign.test.of(plain.client)[0], foreign.foreign])[None]
+        members = foreign.cohort([plain.client], {}, 2)
+        broadcast = attrs.evolve(broadcast, round=2)
+        p = inference.predict(foreign, broadcast, members, x).mean[0].double()
+        entropy = -(p * p.log()).sum(1)
+        exact = roc_auc_score([0] * own + [1] * others, entropy)
+        assert metrics.metrics_of(compared.ood)["auroc"] == pytest.approx(exact, abs=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -51,6 +52,48 @@ def prepared():
         "dataset": {"owners": 3, "samples": 20, "features": 6, "classes": 3},
     }
     return prepare(resolve(load_registry(), "fedvi", {}, flags))
+
+
+def own(path, **flags):
+    data = {"data": str(path), **flags.pop("data", {})}
+    return prepare(resolve(load_registry(), "fedavg", {}, {"data": data, **flags}))
+
+
+def test_clients_without_test_samples_are_named(tmp_path):
+    path = tmp_path / "a.npz"
+    client = np.array([900] + [7] * 10 + [107])
+    np.savez(
+        path, x=np.random.default_rng(0).normal(size=(12, 2)), y=np.arange(12) % 2, client=client
+    )
+    found = caveats(own(path))
+    assert found == ["clients without test samples, which are not evaluated: 107, 900"]
+    none = caveats(own(path, data={"train_per_class": 100}))
+    assert len(none) == 1
+    assert none[0].startswith("no client has a test sample, so that nothing is evaluated")
+    with_tests = own(path, data={"clients": 2, "partition": "iid"})
+    assert caveats(with_tests) == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "y", "warned"),
+    [
+        ([1, 1], [0, 0], [0, 1], ""),
+        ([1, 3e4], [0, 1e5], [0, 1], "feature 1 is about 1e+05 in size"),
+        ([1, 1], [-300, 0], [0, 1], "feature 0 is about 3e+02 in size"),
+        ([1, 1], [0, 0], [1e5, 2.5], "target 0 is about 7e+04 in size"),
+    ],
+)
+def test_features_and_targets_that_nothing_scales_are_pointed_out(
+    tmp_path, scale, shift, y, warned
+):
+    path = tmp_path / "a.npz"
+    x = np.random.default_rng(0).normal(size=(60, 2)) * scale + shift
+    np.savez(path, x=x, y=np.array(y)[np.arange(60) % 2])
+    (found,) = caveats(own(path)) or [""]
+    assert found.startswith(warned)
+    assert bool(found) == bool(warned)
+    assert not warned or "-o dataset.standardise=true" in found
+    assert caveats(own(path, dataset={"standardise": True})) == []
 
 
 def with_parts(prepared, **parts):

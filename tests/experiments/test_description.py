@@ -8,6 +8,7 @@ import pytest
 from bflcore import RunError
 from bflcore.experiments.description import FILE, Client, Description
 from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.integrity import write_json
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
@@ -89,13 +90,16 @@ def test_a_file_for_others_does_not_name_them():
     [
         (None, "data.json is missing: the run was started by an earlier version; run it again"),
         ("{", "data.json cannot be read"),
-        ("[]", "data.json does not describe the data of a run"),
-        ('{"format": 99}', "data.json has another format; it is of another version of bflcore"),
-        ('{"format": 1, "clients": [], "shape": [1]}', "does not describe"),
+        ("[]", "data.json cannot be read"),
+        ({"format": 99}, "data.json has another format; it is of another version of bflcore"),
+        ({"format": 1, "clients": [], "shape": [1]}, "does not describe"),
+        ({"format": 1, "clients": 5, "shape": [1]}, "does not describe"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, content, message):
-    if content is not None:
+    if isinstance(content, dict):
+        write_json(tmp_path / FILE, content)
+    elif content is not None:
         (tmp_path / FILE).write_text(content)
     with pytest.raises(RunError, match=message) as error:
         Description.read(tmp_path)

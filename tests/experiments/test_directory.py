@@ -7,12 +7,14 @@ import pytest
 
 from bflcore.errors import RunError
 from bflcore.experiments.directory import RunDirectory, default_directory
+from bflcore.experiments.integrity import read_lines
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
 
 HOLD = """
 import sys, time
 from pathlib import Path
+from bflcore.experiments.integrity import read_lines
 from bflcore.experiments.directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).lock():
     print("locked", flush=True)
@@ -62,7 +64,9 @@ def test_lines_after_a_round_and_half_written_ones_are_removed(tmp_path):
     with directory.metrics.open("a") as file:
         file.write('{"round": 2, "tr')
     assert directory.rewind(3) == [{"round": 1}, {"round": 2}, {"round": 3}]
-    assert directory.metrics.read_text() == '{"round": 1}\n{"round": 2}\n{"round": 3}\n'
+    assert [line["round"] for line in read_lines(directory.metrics)] == [1, 2, 3]
+    directory.append({"round": 4})
+    assert [line["round"] for line in read_lines(directory.metrics)] == [1, 2, 3, 4]
 
 
 def test_a_run_that_was_interrupted_during_set_up_says_how_to_start_again(tmp_path):

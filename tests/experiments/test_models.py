@@ -56,7 +56,16 @@ def test_an_index_of_another_round_is_refused(tmp_path):
 def test_tensors_are_read_to_memory_of_their_own(tmp_path):
     path = tmp_path / "a.safetensors"
     write_tensors(path, {"b": torch.ones(1), "a": torch.arange(5.0)[1:]}, {"x": [1]})
-    header, tensors = read_tensors(path)
+    header, tensors, _ = read_tensors(path)
     assert header == {"x": [1]}
     assert tensors["a"].tolist() == [1, 2, 3, 4]
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
+
+
+def test_own_calibration_sums_come_back_beside_the_memory(tmp_path):
+    models = Models(tmp_path / "models")
+    sums = {"conformal.scores": torch.arange(4).reshape(1, 4)}
+    models.write(1, [Personalised(0, None, sums), Personalised(1, {"a": torch.ones(1)})])
+    assert models.index(1) == {0: "stored", 1: "own"}
+    assert models.read_calibration(0)["conformal.scores"].equal(sums["conformal.scores"])
+    assert models.read_calibration(1) == {}

@@ -1,6 +1,7 @@
 """From settings to a problem."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from bflcore import DataError, Map, OptionError
 from bflcore.data.leaf import CHARACTERS
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
+from bflcore.problem.calibration.conformal import Conformal
 from bflcore.registry.loading import load_registry
 from bflcore.testing.problems import surveyed
 
@@ -177,3 +179,198 @@ def test_images_are_scaled_to_the_input_range_and_tables_are_refused():
         prepared({"input_range": "-1,1"})
     with pytest.raises(OptionError, match="input-range: '0,255'"):
         prepared(digits | {"input_range": "0,255"}, dataset={})
+
+
+def test_calibration_samples_are_cut_off_and_described():
+    whole, cut = prepared(), prepared({"calibration_fraction": 0.25})
+    assert whole.problem.calibration is None
+    assert whole.problem.calibrators == ()
+    assert torch.equal(cut.problem.test.x, whole.problem.test.x)
+    assert [one.name for one in cut.problem.calibrators] == ["temperature", "conformal", "ood"]
+    for client in whole.problem.clients:
+        of = cut.problem
+        assert of.calibration.size(client) == cut.description.clients[client].calibration == 4
+        found = samples(of.train, client) | samples(of.calibration, client)
+        assert found == samples(whole.problem.train, client)
+
+
+def test_a_calibrator_for_another_task_is_refused(monkeypatch):
+    monkeypatch.setattr(Conformal, "tasks", ("regression",))
+    with pytest.raises(OptionError, match="--calibrate: conformal is for regression, but synthe"):
+        prepared({"calibration_fraction": 0.25})
+
+
+def test_a_calibration_split_that_no_client_has_samples_for_is_one_line():
+    data = {"data": "digits", "partition": "iid", "clients": 1797}
+    with pytest.raises(DataError, match="--calibration-fraction: no client has two training"):
+        prepared(data | {"calibration_fraction": 0.5}, dataset={})
+
+
+OWNERS = np.repeat([900, 7, 107], 20)
+
+
+def hospitals(path, **arrays):
+    """Write three owners' samples: two columns of different scale, three classes."""
+    rng = np.random.default_rng(0)
+    given = {"x": rng.normal(size=(60, 2)) * [1, 1e5], "y": np.arange(60) % 3, "client": OWNERS}
+    np.savez(path, **given | arrays)
+    return str(path)
+
+
+def of_own(path, **flags):
+    data = {"data": str(path)} | flags.pop("data", {})
+    return prepare(resolve(load_registry(), "fedavg", {}, {"data": data} | flags))
+
+
+def test_own_data_with_owners_are_divided_by_owner_unless_it_is_chosen(tmp_path):
+    path = hospitals(tmp_path / "a.npz")
+    found = of_own(path)
+    assert [client.id for client in found.description.clients] == [7, 107, 900]
+    assert (found.experiment.partition.name, found.experiment.data.clients) == ("natural", 3)
+    assert any("natural, the 3 owners are the clients; --partition iid" in n for n in found.notes)
+    mixed = of_own(path, data={"partition": "iid", "clients": 4})
+    assert mixed.problem.clients == (0, 1, 2, 3)
+    assert any("iid does not use the 3 owners" in note for note in mixed.notes)
+    some = of_own(path, data={"clients": 2})
+    assert any(note == "--clients: 2 of 3 owners are used: 7, 107" for note in some.notes)
+    # Stored values count as chosen: the experiment repeats itself.
+    again = prepare(resolve(load_registry(), "fedavg", found.experiment.as_toml(), {}))
+    assert again.experiment.as_toml() == found.experiment.as_toml()
+
+
+def test_natural_takes_all_owners_of_any_data_set():
+    data = {"data": "synthetic", "partition": "natural"}
+    found = prepare(resolve(load_registry(), "fedavg", {}, {"data": data}))
+    assert len(found.problem.clients) == 30
+
+
+def test_own_data_without_owners_are_divided_among_ten_clients(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((60, 2)), y=np.arange(60) % 3)
+    found = of_own(tmp_path / "a.npz")
+    assert (found.experiment.partition.name, found.experiment.data.clients) == ("iid", 10)
+
+
+def test_owners_of_test_samples_are_tested_on_their_own(tmp_path):
+    rng = np.random.default_rng(1)
+    tests = {"x_test": rng.normal(size=(9, 2)), "y_test": np.arange(9) % 3}
+    known = tests | {"client_test": np.array([7] * 6 + [900] * 2 + [107])}
+    found = of_own(hospitals(tmp_path / "a.npz", **known)).description
+    assert [(client.id, client.test) for client in found.clients] == [(7, 6), (107, 1), (900, 2)]
+    unknown = of_own(hospitals(tmp_path / "a.npz", **tests))
+    assert any(note.startswith("client_test is missing") for note in unknown.notes)
+
+
+def test_the_likelihood_decides_the_task(tmp_path):
+    path = hospitals(tmp_path / "a.npz")
+    found = of_own(path, likelihood={"name": "gaussian"})
+    assert found.problem.likelihood.task == found.description.task == "regression"
+    assert found.problem.train.y.shape[1:] == (1,)
+    assert of_own(path, data={"task": "regression"}).problem.likelihood.name == "gaussian"
+    with pytest.raises(OptionError, match="--task: classification does not fit --likelihood gau"):
+        of_own(path, likelihood={"name": "gaussian"}, data={"task": "classification"})
+
+
+def test_paths_are_stored_so_that_they_hold_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hospitals(Path("a.npz"))
+    stored = of_own("a.npz").experiment.as_toml()["data"]
+    assert stored["data"] == str(tmp_path / "a.npz")
+
+
+def table(path, rows=400, seed=0):
+    """Write a table of three owners with strings and missing values; return it as a data frame."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(seed)
+    age = np.where(rng.random(rows) < 0.2, np.nan, rng.normal(60, 15, rows))
+    frame = pandas.DataFrame({
+        "age": age,
+        "bnp": rng.normal(1e5, 3e4, rows),
+        "ward": rng.choice(["icu", "er", "gp"], rows),
+        "hospital": rng.choice(["ukb", "lmu", "ukm"], rows),
+        "outcome": rng.choice(["mild", "severe"], rows, p=[0.9, 0.1]),
+    })  # fmt: skip
+    frame.to_csv(path, index=False)
+    return frame
+
+
+TABLE = {"target": "outcome", "client": "hospital"}
+
+
+def answered(prepared):
+    """Return the problem after the clients' answers, each asked alone."""
+    problem = prepared.problem
+    answers = [problem.moments(client) for client in problem.clients]
+    sums = {name: sum(answer[name] for answer in answers) for name in answers[0]}
+    return problem.surveyed(sums)
+
+
+def test_what_clients_answer_scales_a_table_as_its_pooled_training_samples(tmp_path):
+    frame = table(tmp_path / "a.csv")
+    found = of_own(tmp_path / "a.csv", data=TABLE)
+    train = np.concatenate(found.partition.train)
+    numbers = frame[["age", "bnp"]].to_numpy(np.float32).astype(np.float64)
+    expected = (numbers - np.nanmean(numbers[train], 0)) / np.nanstd(numbers[train], 0)
+    assert found.description.schema.features[:3] == ("age", "age is missing", "bnp")
+    for shares, parts in (
+        (answered(found).train, found.partition.train),
+        (answered(found).test, found.partition.test),
+    ):
+        for client, rows in enumerate(parts):
+            x = shares.of(client)[0].numpy()
+            np.testing.assert_allclose(x[:, [0, 2]], np.nan_to_num(expected[rows]), atol=1e-4)
+            np.testing.assert_array_equal(x[:, 1], np.isnan(numbers[rows, 0]))
+            wards = frame["ward"].iloc[rows].to_numpy()[:, None] == np.array(["er", "gp", "icu"])
+            np.testing.assert_array_equal(x[:, 3:], wards)
+
+
+def test_no_test_sample_influences_how_a_table_is_encoded_and_scaled(tmp_path):
+    frame = table(tmp_path / "a.csv")
+    before = of_own(tmp_path / "a.csv", data=TABLE)
+    tests = np.concatenate(before.partition.test)
+    frame.loc[tests, "bnp"] *= 1000
+    frame.loc[tests, "age"] = np.nan
+    frame.loc[tests, "ward"] = "palliative"
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    after = of_own(tmp_path / "a.csv", data=TABLE)
+    assert after.description.schema == before.description.schema
+    assert torch.equal(after.problem.initial, before.problem.initial)
+    for client in before.problem.clients:
+        ours, theirs = (answered(of).train.of(client)[0] for of in (after, before))
+        assert torch.equal(ours, theirs)
+    unseen = answered(after).test.of(0)[0]
+    assert not unseen[:, 3:].any()
+
+
+def test_a_category_of_clients_that_do_not_train_is_unseen(tmp_path):
+    frame = table(tmp_path / "a.csv")
+    frame.loc[frame["hospital"] == "ukm", "ward"] = "hospice"
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    found = of_own(tmp_path / "a.csv", data=TABLE | {"novel_clients": 1})
+    assert found.description.schema.features[3:] == ("ward=er", "ward=gp", "ward=icu")
+
+
+def beside(data, ood, **more):
+    """Return a prepared run on `data` with samples unlike them."""
+    flags = {"data": data, "ood": ood, "clients": 2, **more}
+    return prepare(resolve(load_registry(), "fedavg", {}, {"data": flags}))
+
+
+def test_foreign_samples_are_scaled_as_the_data_and_belong_to_no_client(tmp_path):
+    images, y = np.full((40, 1, 28, 28), 51, np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "own.npz", x=images, y=y)
+    np.savez(tmp_path / "other.npz", x=np.full((3, 1, 28, 28), 102, np.uint8))
+    own, other = str(tmp_path / "own.npz"), str(tmp_path / "other.npz")
+    found = beside(own, other, input_range="-1,1")
+    assert found.foreign == other
+    assert found.problem.foreign.unique().tolist() == [pytest.approx(2 * 0.4 - 1)]
+    without = beside(own, "none", input_range="-1,1")
+    assert (without.foreign, without.problem.foreign) == ("", None)
+    for one, same in zip(found.problem.samples, without.problem.samples, strict=True):
+        assert torch.equal(one.x, same.x)
+
+
+def test_foreign_samples_that_are_the_data_themselves_or_unknown_are_refused():
+    with pytest.raises(OptionError, match="--ood: digits is the data set itself"):
+        beside("digits", "digits")
+    with pytest.raises(OptionError, match="nonsense"):
+        beside("digits", "nonsense")

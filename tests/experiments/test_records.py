@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.problem import metrics
+from bflcore.problem.ood import ood_sums
 from bflcore.rounds import Round
 
 
@@ -47,6 +49,15 @@ def test_costs_add_up_and_a_dropped_client_is_reported_once():
     expected = {"round": 1, "client": 7, "stage": "fit", "reason": "late"}
     assert (first["dropped"], second["dropped"]) == ([expected], [])
     assert records.summary()["dropped"] == [expected]
+
+
+def test_clients_have_the_ids_of_their_owners():
+    records = Records("m", ids=(900, "ukb"))
+    records.add_round(1, done(ClientError(1, "fit", "late")))
+    record = evaluated(records, 2, 5, 3)
+    named = [(entry["client"], entry["id"]) for entry in records.evaluation["personal"]["clients"]]
+    assert named == [(0, 900), (1, "ukb")]
+    assert record["dropped"][0]["id"] == "ukb"
 
 
 def test_a_client_whose_evaluation_failed_is_reported_and_left_out():
@@ -95,7 +106,7 @@ def validated(records, number, hits, held):
 def test_validation_samples_have_metrics_of_their_own():
     records = Records("m")
     record = validated(records, 1, (10, 5, 1), (4, 2, 5))
-    pooled = {key: value["pooled"] for key, value in record.items() if key.endswith("accuracy")}
+    pooled = {key: value["pooled"] for key, value in record.items() if key.endswith(".accuracy")}
     assert pooled == pytest.approx(
         {
             "personal.accuracy": 0.75,
@@ -133,3 +144,38 @@ def test_curves_of_validation_samples_are_kept_apart():
     records.add_evaluation(1, 0.5, {}, replies, ())
     assert records.evaluation["curves"]["lambda"]["values"] == [0.0]
     assert records.evaluation["validation.curves"]["lambda"]["pooled"]["accuracy"] == [0.8, 0.8]
+
+
+def test_calibrated_models_have_metrics_of_their_own():
+    records = Records("m")
+    replies = [
+        attrs.evolve(evaluation(client, 5), calibrated=evaluation(client, hits).personal)
+        for client, hits in ((0, 8), (1, 6), (2, 1))
+    ]
+    record = records.add_evaluation(1, 0.5, {}, replies, {2})
+    assert record["calibrated.accuracy"]["mean"] == pytest.approx(0.7)
+    assert record["novel.calibrated.accuracy"]["mean"] == pytest.approx(0.1)
+    assert [c["client"] for c in records.evaluation["calibrated"]["clients"]] == [0, 1]
+
+
+def test_foreign_samples_have_metrics_of_their_own_and_both_histograms_are_kept():
+    records = Records("m")
+    sums = [ood_sums(torch.tensor([0.1, low]), torch.tensor([0.8, 0.9])) for low in (0.2, 0.85)]
+    replies = [evaluation(client, 5, ood=one) for client, one in enumerate(sums)]
+    record = records.add_evaluation(1, 0.5, {}, replies, ())
+    assert record["ood.auroc"] == pytest.approx({"mean": 0.875, "std": 0.125, "pooled": 0.875})
+    assert record["ood.fpr95"]["mean"] == pytest.approx(0.25)
+    kept = records.evaluation["ood"]
+    assert [entry["auroc"] for entry in kept["clients"]] == pytest.approx([1, 0.75])
+    scores = kept["scores"]
+    assert (sum(scores["own"]), sum(scores["foreign"])) == (4, 4)
+    assert len(scores["own"]) == len(scores["borders"]) + 1
+
+
+def test_the_classes_of_all_clients_are_kept_together():
+    records = Records("m")
+    evaluated(records, 1, 10, 5)
+    kept = records.evaluation["personal"]
+    assert kept["confusion"] == [[15, 5], [0, 0]]
+    assert kept["classes"][0]["recall"] == 0.75
+    assert "recall" not in kept["classes"][1]

@@ -17,9 +17,11 @@ from bflcore.data.label_noise import Pair
 from bflcore.experiments.resolve import Experiment, chosen_class, resolve
 from bflcore.models import TwoNN
 from bflcore.options.kinds import CONFIGURABLE, PARTS
+from bflcore.problem.calibration.conformal import Conformal
 from bflcore.registry.loading import Plugin, Registry, load_registry
 
 SYNTHETIC = {"data": "synthetic"}
+CALIBRATED = {"data": {"calibration_fraction": 0.2}}
 
 
 def with_method(**members):
@@ -145,8 +147,23 @@ def test_label_noise_takes_options_of_a_table():
             {"label-noise": {"eps": 0.1}},
             "label-noise.eps: no label-noise is chosen; choose one with --label-n",
         ),
-        ({"data": {"data": "a.npz"}, "dataset": {"owners": 1}}, "dataset.owners: a.npz has no op"),
+        ({"data": {"data": "a.npz"}, "dataset": {"owners": 1}}, "unknown option 'dataset.owners'"),
+        ({"data": {"target": "outcome"}}, "--target is for your own data and has no effect on mn"),
+        ({"data": {"client": "hospital"}}, "--client is for your own data"),
+        ({"data": {"drop": ["age"]}}, "--drop is for your own data"),
+        ({"data": {"task": "regression"}}, "--task is for your own data"),
+        ({"data": {"data": "a.csv", "task": "count"}}, "allowed: classification | regression"),
+        ({"data": {"data": "a.xlsx"}}, "or your own data: a file .npz, .csv, .tsv or .parquet"),
         ({"rounds": 0}, "--rounds: 0 is not allowed; allowed: at least 1"),
+        ({"calibrate": ["conformal"]}, "--calibrate conformal: no samples are held out for cal"),
+        ({"calibrator": {"ood": {"share": 0.9}}}, "calibrator.ood: no samples are held out"),
+        (CALIBRATED | {"calibrate": ["conformall"]}, r"'conformall' \(did you mean conformal\?\)"),
+        (CALIBRATED | {"calibrate": ["ood", "ood"]}, "--calibrate: ood,ood names one of them twi"),
+        (
+            CALIBRATED | {"calibrate": ["ood"], "calibrator": {"conformal": {"empty": True}}},
+            "calibrator.conformal.empty: conformal is not among --calibrate ood",
+        ),
+        (CALIBRATED | {"calibrator": {"ood": {"shar": 1}}}, r"did you mean calibrator.ood.share"),
         ({"data": {"clinets": 3}}, r"'--clinets' \(did you mean --clients\?\)"),
         ({"inferense": {}}, r"'inferense' \(did you mean inference\?\)"),
     ],
@@ -154,6 +171,26 @@ def test_label_noise_takes_options_of_a_table():
 def test_what_would_have_no_effect_is_refused(table, said):
     with pytest.raises(OptionError, match=said):
         resolved(table)
+
+
+def test_the_number_of_clients_waits_for_the_owners_unless_it_is_chosen():
+    natural = {"data": {"data": "synthetic", "partition": "natural", "novel_clients": 12}}
+    waiting = resolved(natural)
+    assert waiting.with_clients(30).data.clients == 30
+    with pytest.raises(OptionError, match="--novel-clients: 12 of 12 clients leave none"):
+        waiting.with_clients(12)
+    with pytest.raises(OptionError, match="--novel-clients: 12 of 10 clients leave none"):
+        resolved({"data": natural["data"] | {"clients": 10}})
+    with pytest.raises(OptionError, match="--novel-clients: 12 of 10 clients leave none"):
+        resolved({"data": natural["data"] | {"partition": "iid"}})
+
+
+def test_a_cohort_that_was_chosen_is_not_cut_to_the_owners():
+    own = {"data": {"data": "a.csv"}}
+    recommended = resolve(load_registry(), "superfed-mm", own, {})
+    assert (recommended.run.cohort, recommended.with_clients(3).run.cohort) == (5, 0)
+    with pytest.raises(OptionError, match="--cohort: 5 is more than the clients that train"):
+        resolved(own | {"cohort": 5}).with_clients(3)
 
 
 def test_a_stored_experiment_resolves_to_itself():
@@ -169,6 +206,21 @@ def test_a_stored_experiment_resolves_to_itself():
         assert again.as_toml() == experiment.as_toml()
         assert list(again.components()) == list(experiment.components())
         assert again.run == experiment.run
+
+
+def test_calibration_samples_are_used_by_the_default_calibrators_or_by_those_chosen():
+    assert resolved().calibrators == ()
+    by_default = resolved(CALIBRATED)
+    assert by_default.run.calibrate == ("temperature", "conformal", "ood")
+    file = CALIBRATED | {"calibrator": {"conformal": {"scope": "client", "empty": True}}}
+    chosen = resolved(
+        file, {"calibrate": ("conformal",), "calibrator": {"conformal": {"others": 9.0}}}
+    )
+    assert chosen.calibrators == (Conformal(scope="client", empty=True, others=9.0),)
+    for experiment in (by_default, chosen):
+        again = resolved(experiment.as_toml())
+        assert again.calibrators == experiment.calibrators
+        assert {*experiment.calibrators} <= {*experiment.components()}
 
 
 def test_an_experiment_has_a_field_for_every_kind_that_has_options():

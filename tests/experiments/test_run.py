@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bflcore import Average
 from bflcore.data import Partition
+from bflcore.engines.local import LocalSession
+from bflcore.errors import RoundError
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
@@ -88,3 +91,70 @@ def test_a_run_with_validation_samples_goes_on_bit_for_bit(tmp_path, monkeypatch
     flags["data"]["validation_fraction"] = 0.5
     other = prepare(resolve(registry, "fedavg", {}, flags))
     assert "the data or its partition" in str(cut.changes(other, registry))
+
+
+def test_a_rule_that_gives_nan_ends_the_run_and_once_mended_it_is_resumed(tmp_path, monkeypatch):
+    def settings():
+        data = {"data": "synthetic", "clients": 3, "train_per_class": 6, "test_per_class": 6}
+        flags = {"rounds": 3, "data": data, "engine": {"workers": 1}}
+        return prepare(resolve(load_registry(), "fedavg", {}, flags))
+
+    whole = RunDirectory.create(tmp_path / "whole", settings(), load_registry())
+    execute(settings(), whole)
+    cut = RunDirectory.create(tmp_path / "cut", settings(), load_registry())
+    right, calls = Average.finish, iter(range(9))
+    with monkeypatch.context() as patch:
+        nan = float("nan")
+        patch.setattr(
+            Average,
+            "finish",
+            lambda self, state: right(self, state).map(lambda t: t * (nan if next(calls) else 1)),
+        )
+        with pytest.raises(RoundError, match="^round 2: aggregator average gave an invalid"):
+            execute(settings(), cut)
+    assert checkpoint(cut.path)[0] == 1
+    execute(settings(), cut)
+    same(cut.path, whole.path)
+
+
+@pytest.mark.parametrize("scope", ["federated", "client"])
+def test_a_run_that_is_killed_in_the_calibration_goes_on_bit_for_bit(tmp_path, monkeypatch, scope):
+    registry = load_registry()
+    flags = {
+        "rounds": 2,
+        "data": {
+            "data": "synthetic",
+            "partition": "natural",
+            "clients": 3,
+            "novel_clients": 1,
+            "calibration_fraction": 0.3,
+        },
+        "calibrator": {name: {"scope": scope} for name in ("temperature", "conformal", "ood")},
+        "dataset": {"owners": 3, "samples": 40, "features": 6, "classes": 3},
+        "model": {"name": "mlp", "hidden": (5,)},
+        "inference": {"local_epochs": 1},
+        "engine": {"workers": 1},
+    }
+    prepared = prepare(resolve(registry, "fedbabu", {}, flags))
+    whole = RunDirectory.create(tmp_path / "whole", prepared, registry)
+    cut = RunDirectory.create(tmp_path / "cut", prepared, registry)
+    summary = execute(prepared, whole)
+    for group in ("calibrated", "novel.calibrated"):
+        assert f"{group}.set_coverage90" in summary["final"]
+    with monkeypatch.context() as patch:
+        stopped_at(patch, (LocalSession, "calibrate"), 1)
+        with pytest.raises(Killed):
+            execute(prepared, cut)
+    assert checkpoint(cut.path)[0] == 1
+    execute(prepare(resolve(registry, "fedbabu", {}, flags)), cut)
+    same(cut.path, whole.path)
+    for name in ("index.json", "000000.safetensors", "000000.calibration.safetensors"):
+        one, other = (directory.path / "models" / name for directory in (whole, cut))
+        assert one.exists() == other.exists() == (scope == "client" or "calib" not in name)
+        assert not one.exists() or one.read_bytes() == other.read_bytes()
+    before = summary["bytes"]["up"]
+    del flags["calibrator"], flags["data"]["calibration_fraction"]
+    plain = prepare(resolve(registry, "fedbabu", {}, flags))
+    without = execute(plain, RunDirectory.create(tmp_path / "plain", plain, registry))
+    histograms = 2 * (2 * (2048 * 8 + 8) + 93 * 8 + 8)  # two clients train
+    assert before - without["bytes"]["up"] == histograms

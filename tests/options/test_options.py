@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bflcore import Component, OptionError, component, option
-from bflcore.options import as_dict, build, changed, options_of, type_name
+from bflcore.options import as_dict, build, changed, find_option, options_of, type_name
 from bflcore.options.text import parse_spec, parse_text, spec_text
 
 from .part import Part
@@ -196,3 +196,39 @@ def test_a_component_that_differs_in_some_options_keeps_the_others():
     assert one == Spelt(lr=0.5, optimiser="sgd")
     assert changed(one) == {"optimiser": "sgd", "lr": 0.5}
     assert changed(Spelt(lr=0.1)) == {}
+
+
+@component
+class Fewer(Part):
+    """Ignores the cap."""
+
+    name = "fewer"
+    hides = ("cap",)
+
+
+def test_a_hidden_option_is_neither_listed_nor_stored_nor_set_and_keeps_its_default():
+    assert "cap" not in [one.name for one in options_of(Fewer)]
+    assert "cap" in [one.name for one in options_of(Part)]
+    part = Fewer(steps=4).replace(rate=0.1)
+    assert (part.cap, part.steps, part.rate) == (None, 4, 0.1)
+    assert "cap" not in as_dict(part)
+    assert build(Fewer, {"steps": 4, "rate": 0.1}, "part") == part
+    with pytest.raises(OptionError, match="unknown option of part fewer: 'cap'; allowed: random"):
+        Fewer(cap=3)
+    with pytest.raises(OptionError, match="unknown option 'part.cap'"):
+        build(Fewer, {"cap": 3}, "part")
+    with pytest.raises(OptionError, match="unknown option of part fewer: 'cap'"):
+        part.replace(cap=3)
+
+
+def test_an_option_of_a_component_without_options_is_refused_as_such():
+    class Plain(Component):
+        """Has no options."""
+
+        kind = "model"
+        name = "plain"
+
+    with pytest.raises(
+        OptionError, match=r"model.hidden: model plain has no options; leave it out"
+    ):
+        find_option(Plain, "hidden", "model")

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import log_loss, top_k_accuracy_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    precision_recall_fscore_support,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 
 from bflcore.data.torchvision_import import torchvision
 from bflcore.errors import DataError
@@ -184,3 +192,72 @@ def test_metrics_of_targets_equal_torchmetrics(reference):
     assert found["rmse"] == pytest.approx(float(rmse))
     # The mean squared error over the variance of the targets is 1 - R^2.
     assert found["nmse"] == pytest.approx(1 - float(reference.r2_score(mean, targets)))
+
+
+def uneven(samples=300, classes=4, draws=3, seed=0):
+    """Return predictions of which some are right, and labels of which class 2 is rare."""
+    rng = np.random.default_rng(seed)
+    labels = torch.tensor(rng.choice(classes, samples, p=[0.6, 0.25, 0.03, 0.12][:classes]))
+    logits = torch.tensor(rng.normal(size=(draws, samples, classes)))
+    logits += 2 * torch.nn.functional.one_hot(labels, classes)
+    return logits.softmax(-1), labels
+
+
+def test_metrics_over_classes_equal_scikit_learns():
+    p, y = uneven()
+    sums = metrics.classification_sums(p, y)
+    found, top = metrics.metrics_of(sums), p.mean(0).argmax(1)
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, top))
+    assert found["f1"] == pytest.approx(f1_score(y, top, average="macro"))
+    assert sums["confusion"].tolist() == confusion_matrix(y, top).tolist()
+    exact = roc_auc_score(y, p.mean(0), multi_class="ovr", average="macro")
+    assert found["auroc"] == pytest.approx(exact, abs=0.002)
+    precision, recall, f1, support = precision_recall_fscore_support(y, top)
+    for label, row in enumerate(metrics.class_metrics(sums)):
+        expected = (support[label], recall[label], precision[label], f1[label])
+        assert tuple(row.values()) == pytest.approx(expected)
+
+
+def test_the_auroc_of_two_classes_is_the_binary_one():
+    rng = np.random.default_rng(0)
+    scores, y = rng.random(200), rng.random(200) < 0.4
+    p = torch.tensor(np.stack([1 - scores, scores], 1))[None]
+    found = metrics.metrics_of(metrics.classification_sums(p, torch.tensor(y).long()))
+    assert found["auroc"] == pytest.approx(roc_auc_score(y, scores), abs=0.01)
+
+
+def test_absent_classes_are_left_out_of_means_as_scikit_learn_leaves_them_out():
+    p, y = uneven()
+    kept = y != 2
+    p, y = p[:, kept], y[kept]
+    sums = metrics.classification_sums(p, y)
+    found, top = metrics.metrics_of(sums), p.mean(0).argmax(1)
+    assert found["balanced_accuracy"] == pytest.approx(
+        np.mean([(top == y)[y == c].double().mean() for c in (0, 1, 3)])
+    )
+    assert found["f1"] == pytest.approx(f1_score(y, top, average="macro"))
+    areas = [roc_auc_score(y == c, p.mean(0)[:, c]) for c in (0, 1, 3)]
+    assert found["auroc"] == pytest.approx(np.mean(areas), abs=0.002)
+    assert "recall" not in metrics.class_metrics(sums)[2]
+
+
+def test_samples_of_one_class_have_no_auroc():
+    p, _ = uneven(10)
+    found = metrics.metrics_of(metrics.classification_sums(p, torch.ones(10, dtype=torch.int64)))
+    assert "auroc" not in found
+    assert found["balanced_accuracy"] == found["accuracy"]
+
+
+def test_a_hundred_classes_take_kilobytes():
+    p, y = predictions(300, 100, 2)
+    sums = metrics.classification_sums(p, y)
+    assert sum(t.nbytes for t in sums.values()) < 70_000
+    areas = [roc_auc_score(y == c, p.mean(0)[:, c]) for c in y.unique()]
+    assert metrics.metrics_of(sums)["auroc"] == pytest.approx(np.mean(areas), abs=0.01)
+
+
+def test_sums_without_classes_are_smaller_and_lack_their_metrics():
+    p, y = predictions()
+    found = metrics.metrics_of(metrics.classification_sums(p, y, by_class=False))
+    assert not {"auroc", "f1", "balanced_accuracy"} & set(found)
+    assert found["accuracy"] == metrics.metrics_of(metrics.classification_sums(p, y))["accuracy"]

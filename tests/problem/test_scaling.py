@@ -42,6 +42,46 @@ def test_a_constant_column_is_only_centred_whatever_rounding_leaves_of_its_varia
     torch.testing.assert_close(scaled, torch.full_like(x, 0.5), rtol=0, atol=0.01)
 
 
+def gaps(samples=300, seed=0):
+    """Return a column of scale 1e5 and one of scale 1 with missing values, and two indicators."""
+    rng = np.random.default_rng(seed)
+    x = np.stack([1e5 + 3e4 * rng.normal(size=samples), rng.normal(size=samples)], 1)
+    x[rng.random(x.shape) < 0.2] = np.nan
+    return np.concatenate([x, rng.random((samples, 1)) < 0.1, np.zeros((samples, 1))], 1)
+
+
+INDICATORS = torch.tensor([False, False, True, True])
+
+
+def test_missing_values_are_left_out_of_the_sums_and_become_the_mean():
+    x = gaps().astype(np.float32)
+    y = np.zeros(len(x), np.int64)
+    answers = [
+        moments(torch.as_tensor(x[rows]), torch.as_tensor(y[rows]), INDICATORS)
+        for rows in (slice(0, 1), slice(1, 7), slice(7, 7), slice(7, 300))
+    ]
+    sums = {name: sum(answer[name] for answer in answers) for name in answers[0]}
+    scaled = Scaling.of(sums, INDICATORS).features(torch.as_tensor(x)).numpy()
+    pooled = x.astype(np.float64)[:, :2]
+    expected = (pooled - np.nanmean(pooled, 0)) / np.nanstd(pooled, 0)
+    np.testing.assert_allclose(scaled[:, :2], np.nan_to_num(expected), rtol=1e-4, atol=1e-5)
+    assert scaled.dtype == np.float32
+
+
+def test_indicators_stay_as_they_are_unless_no_training_sample_had_a_1():
+    x = torch.as_tensor(gaps(), dtype=torch.float32)
+    scaling = Scaling.of(moments(x, torch.zeros(300), INDICATORS), INDICATORS)
+    new = torch.tensor([[float("nan"), 0, 1, 1], [1e5, 0, 0, 0]])
+    assert scaling.features(new)[:, 2:].tolist() == [[1, 0], [0, 0]]
+    assert scaling.features(x)[:, 2].equal(x[:, 2])
+
+
+def test_a_column_of_missing_values_alone_becomes_0():
+    x = torch.full((5, 1), float("nan"))
+    sums = moments(x, torch.zeros(5), torch.tensor([False]))
+    assert Scaling.of(sums, torch.tensor([False])).features(x).tolist() == [[0]] * 5
+
+
 def test_without_moments_there_is_no_scaling():
     assert Scaling.of({"examples": torch.tensor(3)}) is None
 

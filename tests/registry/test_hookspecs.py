@@ -1,18 +1,22 @@
 """The hooks: one per kind, documented, without arguments, as the table of kinds says."""
 
 import inspect
+import os
 import sys
+import textwrap
+import tomllib
 
 import pluggy
 import pytest
 import torch
 
-from bflcore import Point, hookimpl
-from bflcore.experiments.resolve import resolve
+from bflcore import Gaussian, hookimpl
 from bflcore.options.kinds import KINDS
 from bflcore.registry import builtin, hookspecs
 from bflcore.registry.hookspecs import GROUP
-from bflcore.registry.loading import read_plugins
+from bflcore.registry.loading import load_registry, read_plugins
+
+from ..cli.quick import QUICK
 
 SPECS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{GROUP}_spec")}
 
@@ -53,23 +57,55 @@ def test_the_core_implements_hooks_with_no_name_of_its_own():
     }
 
 
-def test_the_example_of_the_documentation_is_a_working_plugin(tmp_path, monkeypatch):
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """Install the plugin of the documentation, exactly as it is written there."""
     text = inspect.getdoc(hookspecs)
-    code = text.partition("# bfl_mine/plugin.py\n")[2].partition("\nDeclaring")[0]
-    (tmp_path / "bfl_mine").mkdir()
-    (tmp_path / "bfl_mine" / "plugin.py").write_text(inspect.cleandoc("\n" + code))
-    info = tmp_path / "bfl_mine-1.0.dist-info"
+    project, _, code = text.partition("# bfl_mine/plugin.py\n")
+    entry = tomllib.loads(
+        textwrap.dedent(project.partition("pyproject.toml\n")[2]).replace("# ", "")
+    )
+    code = code.partition("\n``bfl new-plugin``")[0]
+    package = tmp_path / "installed" / "bfl_mine"
+    package.mkdir(parents=True)
+    (package / "plugin.py").write_text(textwrap.dedent(code))
+    info = package.parent / "bfl_mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bfl-mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[bfl]\nmine = bfl_mine.plugin\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = read_plugins(builtin)
-    plugin = next(plugin for plugin in registry.plugins if plugin.name == "bfl-mine")
-    assert (plugin.state, plugin.reason) == ("ok", "")
-    experiment = resolve(registry, "latest", {}, {"aggregator": {"back": 2}})
-    assert (experiment.aggregator.back, experiment.run.rounds) == (2, 10)
-    posteriors = Point(torch.arange(6.0).reshape(3, 2))
-    fused = experiment.aggregator.fuse(posteriors, torch.ones(3), posteriors[0])
-    assert fused.mean.tolist() == [2.0, 3.0]
+    ((name, module),) = entry["project"]["entry-points"]["bfl"].items()
+    (info / "entry_points.txt").write_text(f"[bfl]\n{name} = {module}\n")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
+    load_registry.cache_clear()
+    yield "bfl-mine"
+    load_registry.cache_clear()
     for name in [name for name in sys.modules if name.startswith("bfl_mine")]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_the_example_of_the_documentation_is_a_plugin_that_passes_every_check(bfl, example):
+    status, out, err = bfl("check-plugin", example)
+    assert (status, err) == (0, ""), out
+
+
+def test_beside_the_example_of_the_documentation_everything_works(bfl, example):
+    status, out, err = bfl("matrix")
+    assert (status, err) == (0, "")
+    assert out.count("midrange") == len(load_registry().inferences)
+    status, _, err = bfl("run", "fedavg", "--hyper", "empirical-bayes")  # refused
+    assert status == 2
+    assert "hypers that fit: accumulate, continual, fixed" in err
+    status, _, err = bfl("run", "fed-midrange", *QUICK, "--quiet", "--out", "one")
+    assert (status, err) == (0, "")
+    status, _, err = bfl("run", "fedvi", *QUICK, "--quiet", "--aggregator", "midrange", "-o",
+                         "aggregator.spread=largest", "--out", "two")  # fmt: skip
+    assert (status, err) == (0, "")
+
+
+def test_the_rule_of_the_example_is_the_middle_of_the_clients(example):
+    rule = load_registry().aggregators["midrange"]
+    mean, variance = torch.tensor([[1.0], [2.0], [7.0]]), torch.tensor([[1.0], [0.5], [3.0]])
+    posteriors, weights = Gaussian(mean, variance), torch.tensor([9.0, 1.0, 1.0])
+    fused = rule(spread="largest").fuse(posteriors, weights, posteriors[0])
+    assert (float(fused.mean), float(fused.variance)) == (4.0, 3.0)
+    assert float(rule().fuse(posteriors, weights, posteriors[0]).variance) == 1.75

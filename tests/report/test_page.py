@@ -49,9 +49,12 @@ def test_a_client_without_test_samples_is_left_out_of_the_page(run, words):
     assert (folder / "report.html").exists()
 
 
-def test_a_run_that_nobody_can_test_says_so(run):
+def test_a_run_that_nobody_can_test_says_so(run, capsys):
     folder = run(np.arange(sum(SIZES)) % 4, "fedavg", "--train-per-class", "12")
-    assert "No client could be evaluated" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "No client has a test sample" in page
+    assert "<svg" not in page
+    assert "warning: no client has a test sample" in capsys.readouterr().err
 
 
 def test_a_metric_that_one_client_lacks_is_a_dash_and_ranks_last(run):
@@ -61,8 +64,9 @@ def test_a_metric_that_one_client_lacks_is_a_dash_and_ranks_last(run):
     personal |= {name: read.evaluation["personal"][name] for name in ("reliability", "retention")}
     page = render_page([attrs.evolve(read, evaluation={"personal": personal})])
     shown = page[page.index("<h2>Clients") : page.index("<details>")]
-    assert shown.count("<td>-</td>") == 4
-    assert shown.rindex("<td>7</td><td>0</td>") > shown.rindex("<td>1</td>")
+    (absent,) = re.findall(r"<tr><td>7</td>.*?</tr>", shown)
+    assert absent.count("<td>-</td>") == len(re.findall("<th>", shown)) - 3  # client, tests, bar
+    assert shown.index(absent) > shown.rindex("<td>1</td>")
 
 
 def test_targets_that_do_not_vary_at_a_client_leave_its_page_whole(run):
@@ -77,10 +81,15 @@ def test_targets_that_do_not_vary_at_a_client_leave_its_page_whole(run):
 
 def test_a_page_says_what_must_not_be_reported_and_names_its_sections(run):
     page = (run(np.arange(sum(SIZES)) % 4, "fedavg") / "report.html").read_text()
-    for heading in ("Final metrics", "Best evaluated round", "Calibration", "Selective prediction"):
+    headings = ("Final metrics", "Best evaluated round", "Calibration", "Selective prediction")
+    for heading in (*headings, "Classes: run", "Clients: run", "What the metrics mean"):
         assert f"<h2>{heading}</h2>" in page
     assert "chosen on test data: an upper bound, not a result to report." in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
+    for term in ("ECE", "NLL", "Brier", "epistemic", "retention"):
+        assert f"<dt>{term}</dt>" in page
+    assert all(text in page for text in ("Means, deviations (std)", "Pooled: all clients"))
+    assert len(page) < 2e6
     assert not re.search(r"(src|href)=|url\(['\"]?http|@import", page.replace('xlink:href="#', ""))
 
 
@@ -94,6 +103,53 @@ def test_texts_of_a_run_are_escaped_and_pictures_are_not(run):
     assert "&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;" in page
     assert "<b>run" not in page
     assert "<title>&lt;b&gt;run</title>" in page
+
+
+def test_clients_without_test_samples_are_named(run):
+    page = (run(np.arange(sum(SIZES)) % 4, "fedavg") / "report.html").read_text()
+    assert "run: without test samples, and so in none of the metrics: clients\n2." in page
+
+
+def test_a_page_shows_names_of_clients_and_classes(run):
+    read = read_run(run(np.arange(sum(SIZES)) % 4, "fedavg"))
+    clients = [one | {"id": f"hospital {i}"} for i, one in enumerate(read.description["clients"])]
+    named = read.description | {"clients": clients, "classes": ["a & b", "c", "d", "e"]}
+    page = render_page([attrs.evolve(read, description=named)])
+    assert "<td>hospital 1</td><td>7</td><td>2</td>" in page
+    assert "<td>a &amp; b</td>" in page
+    assert "clients\nhospital 2." in page
+
+
+def test_many_clients_keep_the_page_small(run):
+    read = read_run(run(np.arange(sum(SIZES)) % 4, "fedavg"))
+    (first, *_), personal = read.evaluation["personal"]["clients"], read.evaluation["personal"]
+    many = [first | {"client": i, "accuracy": i / 10_000} for i in range(10_000)]
+    crowd = [{"id": i, "train": 1, "test": i % 2} for i in range(10_000)]
+    evaluation = {"personal": personal | {"clients": many}}
+    described = read.description | {"clients": crowd}
+    page = render_page([attrs.evolve(read, evaluation=evaluation, description=described)])
+    assert "9800 more clients are in evaluation.json" in page
+    assert page.index("<td>0</td><td>1</td>") < page.index("<td>199</td><td>1</td>")
+    assert len(page) < 4e5
+
+
+def test_an_unfinished_run_has_a_page_that_says_so(run):
+    folder = run(np.arange(sum(SIZES)) % 4, "fedavg")
+    (folder / "summary.json").unlink()
+    assert (
+        "round 1 of 1, unfinished: continue with: bfl resume" in write_report([folder]).read_text()
+    )
+
+
+def test_foreign_samples_have_histograms_and_metrics(run, tmp_path):
+    np.savez(tmp_path / "other.npz", x=np.full((5, 3), 9.0))
+    flags = ("--ood", str(tmp_path / "other.npz"))
+    folder = run(np.arange(sum(SIZES)) % 4, "fedavg", *flags)
+    final = json.loads((folder / "summary.json").read_text())["final"]
+    assert set(final["ood.auroc"]) == {"mean", "std", "pooled"}
+    page = (folder / "report.html").read_text()
+    assert "<h2>Out of distribution: run</h2>" in page
+    assert "<td>OOD AUROC</td>" in page
 
 
 def test_two_runs_share_a_page(run, tmp_path):
@@ -115,4 +171,4 @@ def test_a_best_round_chosen_on_validation_samples_says_so(run):
     assert "the best validation.accuracy, chosen on validation data." in page
     assert "The best value was chosen on test data" not in page
     assert "validation accuracy" in page
-    assert "run, validation" in page  # a learning curve
+    assert "dotted: validation samples" in page

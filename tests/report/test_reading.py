@@ -1,9 +1,13 @@
 """Reading run directories: what is missing or malformed is named."""
 
+from pathlib import Path
+
+import attrs
 import pytest
 
 from bflcore.errors import RunError
-from bflcore.report.reading import read_run
+from bflcore.experiments.directory import RunDirectory
+from bflcore.report.reading import Run, read_run, read_runs
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
@@ -11,8 +15,62 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
         read_run(tmp_path)
 
 
-def test_a_run_that_has_not_finished_says_how_to_continue(tmp_path):
-    (tmp_path / "experiment.toml").write_text("")
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
-    with pytest.raises(RunError, match="has not finished; .* continue it with: bfl resume"):
+def begun(folder, *lines):
+    """Write what a run leaves that was stopped after some evaluations."""
+    folder.mkdir(exist_ok=True)
+    (folder / "experiment.toml").write_text('method = "fedavg"\nrounds = 60\n')
+    directory = RunDirectory(folder)
+    for name in ("environment.json", "evaluation.json"):
+        directory.write_json(name, {})
+    costs = {"seconds": {"clients": 2.0, "server": 1.0}, "bytes": {"up": 1, "down": 2}}
+    for i, accuracy in enumerate(lines):
+        metric = {"mean": accuracy, "std": 0.0, "pooled": accuracy}
+        record = {"round": 6 * (i + 1), "personal.accuracy": metric, **costs, "dropped": []}
+        directory.append(record)
+
+
+def test_a_run_without_an_evaluated_round_says_how_to_continue(tmp_path):
+    begun(tmp_path)
+    with pytest.raises(RunError, match="no round has been evaluated; continue with: bfl resume"):
         read_run(tmp_path)
+
+
+def test_an_unfinished_run_is_read_and_marked(tmp_path):
+    begun(tmp_path / "cut", 0.5, 0.75)
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 18, "pers')  # killed while it wrote
+    run = read_run(tmp_path / "cut")
+    assert run.unfinished.startswith("round 12 of 60, unfinished: continue with: bfl resume ")
+    assert run.summary["final"]["personal.accuracy"]["mean"] == 0.75
+    assert run.summary["seconds"]["total"] == 3
+
+
+def test_a_damaged_line_that_is_not_the_last_is_an_error(tmp_path):
+    begun(tmp_path, 0.5)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text("{\n" + text)
+    with pytest.raises(RunError, match="cannot be read"):
+        read_run(tmp_path)
+
+
+def test_runs_that_cannot_be_read_are_named_and_left_out(tmp_path):
+    begun(tmp_path / "good", 0.5)
+    said = []
+    runs = read_runs([tmp_path, tmp_path / "good", tmp_path / "none"], said.append)
+    assert [run.label for run in runs] == ["good"]
+    assert [str(tmp_path) in reason for reason in said] == [True, True]
+    with pytest.raises(RunError, match="is not a run directory.*is not a run directory"):
+        read_runs([tmp_path, tmp_path / "none"])
+
+
+def test_clients_and_classes_have_the_names_of_the_data():
+    clients = [{"id": "charité", "train": 3, "test": 0}, {"id": 107, "train": 3, "test": 2}]
+    described = {"task": "classification", "classes": ["ill", "well"], "clients": clients}
+    tested = [{"client": 1, "accuracy": 0.5}, {"client": 0, "accuracy": 0.7}]
+    run = Run(Path("a"), {}, [], {}, {"personal": {"clients": tested}}, {}, described)
+    assert (run.client(0), run.client(1), run.client(9)) == ("charité", "107", "9")
+    assert run.class_name(1) == "well"
+    assert run.untested == ["charité"]
+    assert run.worst["client"] == 1
+    on_nodes = attrs.evolve(run, description={"clients": [{"id": 0, "train": 0, "test": 0}]})
+    assert on_nodes.untested == []

@@ -10,6 +10,7 @@ from bflcore.testing import hyper_checks, problems
 from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
+PROCESS = "leaves the process as it was"
 ROUNDS = "rounds are counted"
 VALID = "the next broadcast is valid"
 SUMS = "summaries add up"
@@ -29,6 +30,11 @@ def bayes(mistake, **fields):
 
 def move_the_fused(following, broadcast, fused):
     fused.mean.add_(1)
+    return following
+
+
+def take_all_threads(following, broadcast, fused):
+    torch.set_num_threads(7)
     return following
 
 
@@ -53,6 +59,7 @@ def too_certain(self, broadcast, fused, total):
 
 
 WRONG = [
+    (continual("Takes all threads", take_all_threads), {PROCESS}),
     (continual("Moves the fused posterior in place", move_the_fused), {UNTOUCHED}),
     (
         continual("Counts by two", lambda f, *_: attrs.evolve(f, round=f.round + 1)),

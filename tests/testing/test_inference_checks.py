@@ -28,9 +28,18 @@ MEMORY = "memory survives storage"
 PREDICTIONS = "predictions are probabilities"
 NOVEL = "novel clients can predict"
 EXACT = "is exact on the conjugate problem"
+TESTS = "test samples are never read"
+EACH = "predictions are of each sample alone"
+FIT_SEED = "fits follow seed and round"
+PREDICT_SEED = "predictions follow seed and round"
+MEAN_LOSS = "loss is the mean per sample"
+DETACHED = "results are detached"
+PROCESS = "leaves the process as it was"
+HONEST = {TESTS, EACH, FIT_SEED, PREDICT_SEED, MEAN_LOSS, DETACHED, PROCESS}
 ALL_BUT_EXACT = {
     *(UNTOUCHED, SURVEY, FAMILY, DTYPE, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, LOSS),
     *(MEMORY, PREDICTIONS, NOVEL, CERTAIN),
+    *HONEST,
 }
 
 TIMES = count()
@@ -149,7 +158,7 @@ def count_wider_without_samples(self, problem, cohort):
 MISTAKES = {
     "Moves the broadcast's start in place": (
         {"fit": after(move_start)},
-        {UNTOUCHED, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, MEMORY},
+        {UNTOUCHED, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, MEMORY, TESTS},
     ),
     "Overwrites the padding in place": ({"fit": after(overwrite_padding)}, {UNTOUCHED}),
     "Returns a buffer that the next fit fills": (
@@ -174,12 +183,12 @@ MISTAKES = {
     ),
     "Adds a little of the global generator's noise": (
         {"fit": by(lambda result, _: 1e-12 * torch.randn(1).to(result.posterior.mean))},
-        {REPEATS, GLOBAL, MEMORY},
+        {REPEATS, GLOBAL, MEMORY, TESTS, PROCESS},
     ),
-    "Moves the global generator": ({"fit": after(draw_and_ignore)}, {GLOBAL}),
+    "Moves the global generator": ({"fit": after(draw_and_ignore)}, {GLOBAL, PROCESS}),
     "Counts its calls": (
         {"fit": by(lambda result, _: 1e-12 * next(TIMES))},
-        {REPEATS, GLOBAL, MEMORY},
+        {REPEATS, GLOBAL, MEMORY, TESTS},
     ),
     "Lets clients influence each other": (
         {"fit": by(mean_of_neighbours)},
@@ -200,23 +209,26 @@ MISTAKES = {
     "Returns clients in order of ids": ({"fit": after(sort_rows)}, {ORDER}),
     "Moves without data": ({"fit": by(lambda *_: 0.01)}, {NO_DATA}),
     "Has no loss without data": ({"fit": after(lose_the_loss)}, {NO_DATA}),
-    "Returns the likelihood for its loss": ({"fit": changed("loss", lambda loss: -loss)}, {LOSS}),
+    "Returns the likelihood for its loss": (
+        {"fit": changed("loss", lambda loss: -loss)},
+        {LOSS, MEAN_LOSS},
+    ),
     "Forgets a part of its memory": (
         {"initial_memory": with_a_counter, "fit": after(forget_the_counter)},
         {MEMORY},
     ),
     "Forgets its personal posterior": (
         {"fit": changed("memory", lambda _: {})},
-        {DTYPE, LOSS, MEMORY, PREDICTIONS},
+        {DTYPE, LOSS, MEMORY, PREDICTIONS, *HONEST - {FIT_SEED}},
     ),
     "Counts in the memory in float32 what was float64": (
         {"fit": changed("memory", lambda m: {n: t.float() for n, t in m.items()})},
         {MEMORY},
     ),
-    "Predicts logits": ({"predict": predict_logits}, {PREDICTIONS, NOVEL}),
+    "Predicts logits": ({"predict": predict_logits}, {PREDICTIONS, NOVEL, MEAN_LOSS}),
     "Predicts logits in closed form": (
         {"predict": predict_logits_in_closed_form},
-        {PREDICTIONS, NOVEL},
+        {PREDICTIONS, NOVEL, MEAN_LOSS},
     ),
     "Personalises to nothing": ({"personalise": personalise_badly(False)}, {PREDICTIONS}),
     "Adapts novel clients to nothing": ({"personalise": personalise_badly(True)}, {NOVEL}),

@@ -15,6 +15,7 @@ OUTPUTS = "gives an output per class"
 HEAD = "has a head"
 ALONE = "samples are independent"
 REPEATS = "repeats itself"
+PROCESS = "leaves the process as it was"
 
 
 class Flat(Model):
@@ -59,6 +60,11 @@ def batch_norm(self):
     return nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)
 
 
+def take_all_threads(self):
+    torch.set_num_threads(7)
+    return Flat.hidden(self)
+
+
 def one_output(self, input_shape, outputs):
     return Flat.network(self, input_shape, 1)
 
@@ -76,7 +82,8 @@ WRONG = [
     (wrong(Flat, "Drops units", hidden=lambda self: (nn.Linear(4, 4), nn.Dropout(0.5))), {ALONE}),
     (wrong(Flat, "Normalises over the batch", hidden=batch_norm), {ALONE}),
     (wrong(Flat, "Draws from elsewhere", hidden=drawn_elsewhere), {REPEATS}),
-    (wrong(Flat, "Accepts nothing", network=refuse), {OUTPUTS, HEAD, ALONE, REPEATS}),
+    (wrong(Flat, "Accepts nothing", network=refuse), {OUTPUTS, HEAD, ALONE, REPEATS, PROCESS}),
+    (wrong(Flat, "Takes all threads", hidden=take_all_threads), {PROCESS}),
 ]
 
 

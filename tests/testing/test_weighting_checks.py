@@ -9,6 +9,7 @@ from bflcore.testing import weighting_checks
 from .verdicts import failing, label, reasons, sentences, wrong
 
 UNTOUCHED = "inputs stay untouched"
+PROCESS = "leaves the process as it was"
 SENSE = "weights make sense"
 ORDER = "order is carried through"
 IDENTICAL = "identical clients weigh the same"
@@ -28,12 +29,18 @@ def move_the_server(self, posteriors, examples, broadcast):
     return examples.double()
 
 
+def seed_everybody(self, posteriors, examples, broadcast):
+    torch.manual_seed(0)
+    return examples.double()
+
+
 def by_inverse_distance(self, posteriors, examples, broadcast):
     means = posteriors.mean
     return 1 / torch.cdist(means, means).sum(1)
 
 
 WRONG = [
+    (weighting("Seeds everybody", seed_everybody), {PROCESS}),
     (weighting("Moves the server's posterior in place", move_the_server), {UNTOUCHED}),
     (weighting("Weighs in float32", lambda self, q, n, b: n.float()), {SENSE}),
     (weighting("Weighs below zero", by_size(lambda n: -n)), {SENSE}),

@@ -22,6 +22,15 @@ __all__ = ["Distance", "MaxDiscrepancy"]
 NEAREST, FARTHEST = 1e-12, 1e100
 
 
+def _cap() -> float:
+    """Declare the option that keeps one client from deciding alone."""
+    return option(
+        4.0,
+        "largest weight, as a multiple of the median over clients (0 = no limit)",
+        at_least=0,
+    )
+
+
 @component
 class MaxDiscrepancy(Weighting):
     """Weigh each client by the inverse of its divergence from the others.
@@ -43,6 +52,7 @@ class MaxDiscrepancy(Weighting):
     over: str = option(
         "sum", "combination of the divergences from the other clients", choices=("sum", "max")
     )
+    cap: float = _cap()
 
     def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
         """Return 1 / d_k ``[K]``, from KL(q_k || q_j) ``[K, K]`` in row k and column j."""
@@ -54,19 +64,23 @@ class MaxDiscrepancy(Weighting):
                 apart[k] += everybody[k].kl(everybody)
         if self.direction == "from-others":
             apart = apart.T
-        return _invert(apart.sum(1) if self.over == "sum" else apart.amax(1))
+        return _invert(apart.sum(1) if self.over == "sum" else apart.amax(1), self.cap)
 
 
 @component
 class Distance(Weighting):
     """Weigh each client by the inverse of its divergence from the last global posterior.
 
-    gamma_k = 1 / KL(q_k || q), where q is the start of the round.
+    gamma_k = 1 / KL(q_k || q), where q is the start of the round. Without the `cap`, a client that
+    returns the start unchanged would have all the weight.
     """
 
     name = "distance"
     reference = PAPER
     families = ("gaussian",)
+    local = False
+
+    cap: float = _cap()
 
     def weigh(self, posteriors: Posterior, examples: Tensor, broadcast: Broadcast) -> Tensor:
         """Return 1 / KL ``[K]``."""
@@ -74,7 +88,7 @@ class Distance(Weighting):
         apart = posteriors.mean.new_zeros(clients, dtype=torch.float64)
         for chunk in slices(parameters, COORDINATES):
             apart += _select(posteriors, chunk).kl(_select(broadcast.start, chunk))
-        return _invert(apart)
+        return _invert(apart, self.cap)
 
 
 def _select(posterior: Posterior, chunk: slice) -> Gaussian:
@@ -83,5 +97,6 @@ def _select(posterior: Posterior, chunk: slice) -> Gaussian:
     return posterior.map(lambda tensor: tensor[..., chunk].double())
 
 
-def _invert(divergence: Tensor) -> Tensor:
-    return divergence.clamp(NEAREST, FARTHEST).reciprocal()
+def _invert(divergence: Tensor, cap: float) -> Tensor:
+    weights = divergence.clamp(NEAREST, FARTHEST).reciprocal()
+    return weights.clamp_max(cap * weights.median()) if cap else weights

@@ -39,25 +39,39 @@ def test_discrepancy_weights_are_inverse_divergences_from_the_others(direction, 
     )
     apart = apart if direction == "to-others" else apart.T
     expected = 1 / (apart.sum(1) if over == "sum" else apart.max(1))
-    found = weigh(MaxDiscrepancy(direction=direction, over=over))
+    found = weigh(MaxDiscrepancy(direction=direction, over=over, cap=0))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert found.dtype == DOUBLE
 
 
 def test_distance_weights_are_inverse_divergences_from_the_start():
     expected = [1 / kl(CLIENTS[k], START) for k in range(4)]
-    np.testing.assert_allclose(weigh(Distance()), expected, rtol=1e-9)
+    np.testing.assert_allclose(weigh(Distance(cap=0)), expected, rtol=1e-9)
 
 
-def test_a_distance_is_known_client_by_client():
-    together = weigh(Distance())
-    alone = [weigh(Distance(), CLIENTS[[k]]) for k in range(4)]
-    assert Distance.local
+def test_a_distance_without_a_cap_is_known_client_by_client():
+    together = weigh(Distance(cap=0))
+    alone = [weigh(Distance(cap=0), CLIENTS[[k]]) for k in range(4)]
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_discrepancies_need_all_clients():
-    assert not MaxDiscrepancy.local
+@pytest.mark.parametrize("weighting", [MaxDiscrepancy, Distance])
+def test_both_need_all_clients_for_the_cap(weighting):
+    assert not weighting.local
+
+
+@pytest.mark.parametrize("cap", [1.0, 4.0, 7.5])
+def test_a_client_that_returns_the_start_has_at_most_the_cap_times_the_usual_weight(cap):
+    lazy = Gaussian.concatenate([START.map(lambda t: t[None]), CLIENTS])
+    weights = weigh(Distance(cap=cap), lazy)
+    assert float(weights[0] / weights.median()) == pytest.approx(cap)
+    assert float(weigh(Distance(cap=0), lazy)[0]) == 1e12  # alone it would decide
+
+
+def test_one_client_cannot_have_most_of_the_weight_by_agreeing_with_the_others():
+    near = CLIENTS.map(lambda t: torch.cat([t[:1] + 1e-9, t[:1], t[1:]]))
+    weights = weigh(MaxDiscrepancy(), near)
+    assert float(weights.max() / weights.median()) <= 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])

@@ -18,7 +18,6 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
 
 from bfl_flower.node import MemoryStore, Node
 from bfl_flower.session import GridSession
@@ -27,7 +26,7 @@ from bflcore.api.model import ClientModel
 from bflcore.api.rebuild import settings_of
 from bflcore.api.runs import round_line
 from bflcore.data.base import Dataset
-from bflcore.data.partition import Partition, validated
+from bflcore.data.partition import Partition, hold_back
 from bflcore.data.user import load_npz
 from bflcore.engines.client import ClientWorker
 from bflcore.errors import DataError, OptionError, RunError
@@ -35,7 +34,7 @@ from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import Prepared, assemble
 from bflcore.experiments.resolve import Experiment, read, resolve
 from bflcore.experiments.run import execute
-from bflcore.messages import Broadcast
+from bflcore.messages import Broadcast, Personalised
 from bflcore.registry.loading import load_registry
 
 __all__ = [
@@ -128,12 +127,21 @@ def build_node(folder: Path, client: int, data: Path, state: Path, device: str =
     store = MemoryStore(state / own, experiment.run.checkpoint_every + 1)
     settings = settings_of(prepared.experiment.as_toml(), folder / EXPERIMENT)
 
-    def keep(broadcast: Broadcast, memory: Mapping[str, Tensor]) -> None:
+    def keep(broadcast: Broadcast, own: Personalised) -> None:
         """Write the client's model, to be read by ``bflcore.load_model``."""
-        surveyed, described = problem.surveyed(broadcast.survey), prepared.description
-        size, novel = problem.train.size(client), client in problem.novel
-        rest = broadcast, memory, described, settings, size, novel
-        ClientModel(client, client, surveyed, experiment.inference, *rest).save(state / MODEL)
+        ClientModel(
+            client,
+            client,
+            problem.surveyed(broadcast.survey),
+            experiment.inference,
+            broadcast,
+            own.memory or {},
+            prepared.description,
+            settings,
+            problem.train.size(client),
+            client in problem.novel,
+            own.calibration,
+        ).save(state / MODEL)
 
     worker = ClientWorker(problem, experiment.inference, experiment.run.bins)
     return Node(client, worker, store, keep)
@@ -167,8 +175,13 @@ def prepare_node(folder: Path, experiment: Experiment, client: int, data: Path) 
         for kind, index in own.items()
     }
     partition = Partition(**indices, held_out=tests > 0)
-    if fraction := experiment.data.validation_fraction:
-        partition = validated(dataset, partition, fraction, experiment.run.seed)
+    partition = hold_back(
+        dataset,
+        partition,
+        experiment.run.seed,
+        validation=experiment.data.validation_fraction,
+        calibration=experiment.data.calibration_fraction,
+    )
     return assemble(experiment, dataset, partition)
 
 

@@ -13,8 +13,7 @@ import torch
 
 from bfl_flower.app import DATA, EXPERIMENT, without_samples
 from bflcore.data.base import Dataset
-from bflcore.data.partition import validation_stream
-from bflcore.data.split import hold_out
+from bflcore.data.partition import split_off
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.prepare import assemble
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.resolve import Experiment
+    from bflcore.problem.base import Shares
     from bflcore.registry.loading import Registry
 
 __all__ = ["export", "form_of", "refuse"]
@@ -47,7 +47,7 @@ README = """# {method} on Flower
 On every machine: `pip install {distributions}`, the same versions everywhere.
 
 Node number `client` is 0 to {last}. Its data file holds x, y, x_test and y_test: samples {shape},
-{targets}. {validation}Features are raw{scaled}.
+{targets}. {held}Features are raw{scaled}.
 What a client keeps is stored beside its data, in client-0.state. After the last round, its own
 model is there, too: `bfl predict client-0.state/model.bfl new.csv --out predictions.csv`, or
 `bflcore.load_model("client-0.state/model.bfl")` in Python.
@@ -127,7 +127,7 @@ openssl x509 -req -days 365 -in server.csr -copy_extensions copy \\
     -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt
 """
 
-VALIDATION = "The node holds {:.3g} of the samples in x out for validation.\n"
+HELD = "The node holds {:.3g} of the {} in x out for {}.\n"
 
 
 def refuse(prepared: Prepared, form: Mapping[str, Any]) -> None:
@@ -138,11 +138,12 @@ def refuse(prepared: Prepared, form: Mapping[str, Any]) -> None:
             f"inference {experiment.inference.name} trains on the pooled samples of all clients, "
             "but a node holds those of one client; run it with --engine local or --engine flower"
         )
-    if experiment.label_noise and experiment.data.validation_fraction:
-        raise OptionError(
-            "--validation-fraction: nodes hold out their validation samples themselves, but "
-            "--label-noise has made labels wrong by then; leave one of the two out"
-        )
+    for purpose in _held(prepared):
+        if experiment.label_noise:
+            raise OptionError(
+                f"--{purpose}-fraction: nodes hold out their {purpose} samples themselves, but "
+                "--label-noise has made labels wrong by then; leave one of the two out"
+            )
     if experiment.run.pretrain:
         raise OptionError(
             "--pretrain needs samples, but the server does not have any; leave it out"
@@ -216,7 +217,10 @@ def export(
             last=data.clients - 1,
             shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
-            validation=VALIDATION.format(share) if (share := data.validation_fraction) else "",
+            held="".join(
+                HELD.format(fraction, "remaining samples" if number else "samples", purpose)
+                for number, (purpose, (fraction, _)) in enumerate(_held(prepared).items())
+            ),
             scaled=": they are scaled by sums over all clients" if form["standardise"] else "",
             certificates=textwrap.indent(CERTIFICATES.strip(), " " * 7),
             out=out,
@@ -239,20 +243,29 @@ def _save(path: Path, client: int, prepared: Prepared) -> None:
     np.savez_compressed(path, **plain)
 
 
+def _held(prepared: Prepared) -> dict[str, tuple[float, Shares]]:
+    """Return what nodes hold out, in this order: the fraction and the samples, by purpose."""
+    data, problem = prepared.experiment.data, prepared.problem
+    found = {
+        "validation": (data.validation_fraction, problem.validation),
+        "calibration": (data.calibration_fraction, problem.calibration),
+    }
+    return {name: (fraction, s) for name, (fraction, s) in found.items() if s is not None}
+
+
 def _training_samples(prepared: Prepared, client: int) -> tuple[Tensor, Tensor]:
-    """Return a client's samples with those for validation where the node will find them."""
-    problem, experiment = prepared.problem, prepared.experiment
-    train = problem.train.of(client)
-    if problem.validation is None:
-        return train
-    # `divide` groups a client's training samples by class; so were these before the split.
-    pooled = [torch.cat(both) for both in zip(train, problem.validation.of(client), strict=True)]
-    x, y = pooled if problem.likelihood.task == "regression" else (pooled[0], pooled[1].sort()[0])
-    dataset = Dataset("node", problem.likelihood.task, x.numpy(), y.numpy())
-    stream = validation_stream(experiment.run.seed, client)
-    rows = hold_out(dataset, np.arange(len(y)), experiment.data.validation_fraction, stream)
-    order = np.argsort(np.concatenate(rows))
-    return pooled[0][order], pooled[1][order]
+    """Return a client's samples with those that are held out where the node will find them."""
+    problem, seed = prepared.problem, prepared.experiment.run.seed
+    x, y = problem.train.of(client)
+    for purpose, (fraction, samples) in reversed(_held(prepared).items()):
+        pooled = [torch.cat(both) for both in zip((x, y), samples.of(client), strict=True)]
+        # `divide` groups a client's training samples by class; so were these before the split.
+        before = pooled[1] if problem.likelihood.task == "regression" else pooled[1].sort()[0]
+        dataset = Dataset("node", problem.likelihood.task, pooled[0].numpy(), before.numpy())
+        rows = split_off(dataset, np.arange(len(before)), fraction, seed, client, purpose)
+        order = np.argsort(np.concatenate(rows))
+        x, y = pooled[0][order], pooled[1][order]
+    return x, y
 
 
 def _project(experiment: Experiment, out: str) -> dict[str, Any]:

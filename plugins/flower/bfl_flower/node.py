@@ -76,13 +76,13 @@ class Node:
     """The node of one client; without a store it sends memories to the server, which keeps them.
 
     With one, nothing personal is sent, and `keep` is called after the last round with the broadcast
-    and the memory ``[...]`` with which the client predicts.
+    and what the client predicts with.
     """
 
     client: int
     worker: ClientWorker
     store: MemoryStore | None = None
-    keep: Callable[[Broadcast, Memory], object] | None = None
+    keep: Callable[[Broadcast, Personalised], object] | None = None
 
     def answer(self, message: Message) -> Message:
         """Answer a message; an error in training is also sent as an answer."""
@@ -136,7 +136,8 @@ class Node:
         if self.store is None or not isinstance(reply, Personalised):
             return False
         if self.keep:
-            self.keep(broadcast, memory if reply.memory is None else reply.memory)
+            own = memory if reply.memory is None else reply.memory
+            self.keep(broadcast, attrs.evolve(reply, memory=own))
         return True
 
     def _first_prior(self, survey: Mapping[str, Tensor]) -> Posterior:

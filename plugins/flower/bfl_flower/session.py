@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from bfl_flower.wire import (
+    CALIBRATE,
     EVALUATE,
     FIT,
     IDENTIFY,
@@ -112,6 +113,13 @@ class GridSession(Session):
         """Let every client's node prepare its model; those of nodes with a disk stay there."""
         replies = self._ask(PERSONALISE, *self._tasks(PERSONALISE, broadcast, clients))
         return cast("Iterator[Personalised | ClientError]", replies)
+
+    def calibrate(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Answer | ClientError]:
+        """Ask nodes for sums over their calibration samples; see `Session.calibrate`."""
+        replies = self._ask(CALIBRATE, *self._tasks(CALIBRATE, broadcast, clients))
+        return cast("Iterator[Answer | ClientError]", replies)
 
     def _tasks(
         self, stage: str, broadcast: Broadcast, clients: Sequence[int]

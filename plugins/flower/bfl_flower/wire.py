@@ -15,11 +15,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
-from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised, within
+from bflcore.messages import (
+    CALIBRATION,
+    Answer,
+    Broadcast,
+    Evaluation,
+    LocalResult,
+    Personalised,
+    within,
+)
 from bflcore.posteriors import Posterior
 
 __all__ = [
     "ACTIONS",
+    "CALIBRATE",
     "EVALUATE",
     "FIT",
     "IDENTIFY",
@@ -37,14 +46,18 @@ __all__ = [
 
 # Message types: Flower's own categories, the last two with an action of ours.
 FIT, EVALUATE, IDENTIFY = "train", "evaluate", "query"
-SURVEY, PERSONALISE = "query.survey", "query.personalise"
-ACTIONS = ("default", "survey", "personalise")  # of queries
-
-STAGES = {FIT: "fit", EVALUATE: "evaluate", PERSONALISE: "personalise"}
+SURVEY, CALIBRATE, PERSONALISE = "query.survey", "query.calibrate", "query.personalise"
+ACTIONS = ("default", "survey", "calibrate", "personalise")  # of queries
+STAGES = {
+    FIT: "fit",
+    EVALUATE: "evaluate",
+    CALIBRATE: "calibrate",
+    PERSONALISE: "personalise",
+}
 
 Tensors = Mapping[str, Tensor]
-TaskReply = LocalResult | Evaluation | Personalised | ClientError
-Reply = TaskReply | Answer
+TaskReply = LocalResult | Evaluation | Answer | Personalised | ClientError
+Reply = TaskReply
 
 
 class MalformedError(BflError):
@@ -143,7 +156,7 @@ class Task:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
-        """Return the content of the answer: a result, an error, or any number of evaluations.
+        """Return the content of the answer: a result, sums, an error, or a few evaluations.
 
         After the last round, it is the memory with which the client predicts; no memory, if that
         is unchanged, and no answer (`stored`) if the node keeps its model to itself.
@@ -153,8 +166,12 @@ class Task:
                 return pack({"error": reply.reason})
             if isinstance(reply, LocalResult):
                 return pack({"examples": int(reply.examples[0])}, _of_result(reply))
+            if isinstance(reply, Answer):
+                return pack({}, reply.sums)
             if isinstance(reply, Personalised):
-                return pack({"own": reply.memory is not None}, reply.memory)
+                memory = {f"memory.{name}": t for name, t in (reply.memory or {}).items()}
+                sums = {f"{CALIBRATION}{name}": t for name, t in reply.calibration.items()}
+                return pack({"own": reply.memory is not None}, memory | sums)
         if self.stage == PERSONALISE:
             return pack({"stored": True})
         found = [reply for reply in replies if isinstance(reply, Evaluation)]
@@ -169,20 +186,27 @@ class Task:
             fields, tensors = unpack(content, self.broadcast.start.mean.device)
             if "error" in fields:
                 return [ClientError(self.client, self.stage_name, str(fields["error"]))]
-            if self.stage == FIT:
-                return [self._result(fields, tensors)]
-            if self.stage == PERSONALISE:
-                own = tensors if fields.get("own") else None
-                return [] if fields.get("stored") else [Personalised(self.client, own)]
-            return [
-                self._evaluation(form, within(tensors, f"{i}."))
-                for i, form in enumerate(fields["evaluations"])
-            ]
+            return self._replies(fields, tensors)
         except MalformedError as error:
             reason = f"malformed reply ({error})"
         except Exception as error:  # noqa: BLE001 - a client may send anything
             reason = f"malformed reply ({type(error).__name__}: {error})"
         return [ClientError(self.client, self.stage_name, reason)]
+
+    def _replies(self, fields: Mapping[str, Any], tensors: Tensors) -> list[Reply]:
+        if self.stage == FIT:
+            return [self._result(fields, tensors)]
+        if self.stage == CALIBRATE:
+            return [Answer(self.client, tensors)]
+        if self.stage == PERSONALISE:
+            if fields.get("stored"):
+                return []
+            own = within(tensors, "memory.") if fields["own"] else None
+            return [Personalised(self.client, own, within(tensors, CALIBRATION))]
+        return [
+            self._evaluation(form, within(tensors, f"{i}."))
+            for i, form in enumerate(fields["evaluations"])
+        ]
 
     @property
     def stage_name(self) -> str:
@@ -206,7 +230,9 @@ class Task:
             curves.setdefault(str(axis), {})[float(value)] = within(tensors, f"curve.{i}.")
         shared = within(tensors, "shared.") if fields["shared"] else None
         personal, validation = within(tensors, "personal."), bool(fields["validation"])
-        return Evaluation(self.client, personal, shared, curves, validation)
+        calibrated = within(tensors, "calibrated.")
+        ood = within(tensors, "ood.") or None
+        return Evaluation(self.client, personal, shared, curves, validation, calibrated, ood)
 
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:
@@ -226,7 +252,8 @@ def _form(found: Evaluation) -> dict[str, Any]:
 
 def _of_sums(prefix: str, found: Evaluation) -> dict[str, Tensor]:
     points = [sums for points in found.curves.values() for sums in points.values()]
-    groups = {"personal": found.personal, "shared": found.shared or {}}
+    groups = {"personal": found.personal, "shared": found.shared or {}, "ood": found.ood or {}}
+    groups["calibrated"] = found.calibrated
     groups |= {f"curve.{i}": sums for i, sums in enumerate(points)}
     return {
         f"{prefix}{group}.{name}": tensor

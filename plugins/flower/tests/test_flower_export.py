@@ -275,7 +275,7 @@ def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
     for client in range(3):
         own = prepare_node(app, experiment, client, app / "nodes" / f"client-{client}.npz").problem
         assert own.validation.size(client) > 0
-        for mine, theirs in zip(own.samples, whole.samples, strict=True):
+        for mine, theirs in zip(own.samples.values(), whole.samples.values(), strict=True):
             assert all(map(torch.equal, mine.of(client), theirs.of(client)))
 
 

@@ -100,11 +100,11 @@ def test_ready_clients_send_their_memories_unless_these_stay_on_the_nodes(proble
     kept = {}
     for number, node in grid.nodes.items():
         keep = partial(kept.__setitem__, node.client)
-        grid.nodes[number] = attrs.evolve(node, keep=lambda _, memory, keep=keep: keep(memory))
+        grid.nodes[number] = attrs.evolve(node, keep=lambda _, own, keep=keep: keep(own))
     found = list(session_of(grid, inference, problem).personalise(broadcast, problem.clients))
     if stays:
         assert found == []
-        found = [attrs.evolve(reply, memory=kept[reply.client]) for reply in expected]
+        found = [kept[client] for client in sorted(kept)]
     else:
         assert kept == {}
     assert [reply.client for reply in found] == [0, 1, 2]

@@ -89,13 +89,14 @@ def test_an_evaluation_comes_back_as_it_was(shared):
 def test_evaluations_on_test_and_on_validation_samples_come_back_together():
     sums = [{"examples": torch.tensor(n), "nll": torch.tensor(1.0 / n)} for n in (3, 4, 5)]
     found = [
-        Evaluation(2, sums[0], sums[1], {"lambda": {0.5: sums[2]}}),
+        Evaluation(2, sums[0], sums[1], {"lambda": {0.5: sums[2]}}, ood=sums[2]),
         Evaluation(2, sums[1], None, validation=True),
     ]
     of = task(EVALUATE)
     back = of.read(of.answer(found))
     assert not problems.difference(back, found)
     assert [evaluation.validation for evaluation in back] == [False, True]
+    assert [evaluation.ood is None for evaluation in back] == [False, True]
 
 
 @pytest.mark.parametrize("memory", [None, {"personal.mean": torch.arange(3.0)}])

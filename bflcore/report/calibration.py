@@ -1,0 +1,52 @@
+"""The report's section on calibrated predictions: what calibrators changed, and what sets cover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bflcore.report.table import grid
+
+if TYPE_CHECKING:
+    from bflcore.report.reading import Run
+
+__all__ = ["section"]
+
+LEVELS = (80, 90, 95)
+SENTENCE = (
+    "Personal models on test samples, after calibration on samples that nobody trained on. NLL and "
+    "ECE: all clients pooled, before and after. Coverage: the share of test samples whose set or "
+    "interval has the target, pooled and of the client with the lowest share; size: classes in a "
+    "set, or width of an interval, mean over samples."
+)
+
+
+def section(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return columns, rows and an introduction; no rows unless a run was calibrated."""
+    rows = [_row(run) for run in runs if "calibrated" in run.evaluation]
+    columns, cells = grid(rows)
+    return {"columns": columns, "rows": cells, "sentence": SENTENCE}
+
+
+def _row(run: Run) -> dict[str, Any]:
+    before, after = run.evaluation["personal"]["pooled"], run.evaluation["calibrated"]["pooled"]
+    clients = run.evaluation["calibrated"]["clients"]
+    row: dict[str, Any] = {"run": run.label}
+    for name in ("nll", "ece"):
+        if name in after:
+            row[f"{name.upper()} before"] = _text(before[name])
+            row[f"{name.upper()} after"] = _text(after[name])
+    kind, size = ("set", "size") if run.classifies else ("interval", "width")
+    for level in LEVELS:
+        share = f"{kind}_coverage{level}"
+        if share in after:
+            row[f"{level} % {kind}s: coverage"] = _text(after[share])
+            row[f"{level} %: lowest"] = _text(min(client[share] for client in clients))
+            row[f"{level} %: {size}"] = _text(after.get(f"{kind}_{size}{level}"))
+    if "out_of_distribution" in after:
+        row["flagged as strange"] = _text(after["out_of_distribution"])
+    return row
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

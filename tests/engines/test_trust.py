@@ -1,0 +1,161 @@
+"""The trust region: one client of several cannot decide, and honest ones are left alone."""
+
+from __future__ import annotations
+
+import statistics
+
+import attrs
+import pytest
+import torch
+
+from bflcore import Average, Broadcast, Equal, Examples, Fixed, Gaussian, Map
+from bflcore.engines.trust import TrustRegion, magnitudes
+from bflcore.errors import ClientError
+from bflcore.rounds import Recipe, run_round
+from bflcore.testing.problems import Replies, gaussian, reply
+
+SIZE = 6
+SENT = Broadcast(0, gaussian(SIZE, seed=50), gaussian(SIZE, seed=51))
+
+
+def honest(client):
+    moved = Gaussian(SENT.start.mean + 0.1 * gaussian(SIZE, seed=client).mean, SENT.start.variance)
+    sums = {"moment": torch.full((1, 2), 1.0 + client, dtype=torch.float64)}
+    return reply([client], moved.map(lambda t: t[None]), examples=[20 + client], statistics=sums)
+
+
+def lying(client, **fields):
+    good = honest(client)
+    posterior = attrs.evolve(good.posterior, **fields)
+    return attrs.evolve(good, posterior=posterior)
+
+
+def full(value):
+    return torch.full((1, SIZE), value, dtype=torch.float64)
+
+
+LIES = {
+    "the change of its mean is": lying(0, mean=full(7000.0)),
+    "the mean precision of its variance is": lying(0, variance=full(1e-9)),
+    "the mean of its variance is": lying(0, variance=full(1e9)),
+    "examples is 1e+15": attrs.evolve(honest(0), examples=torch.tensor([10**15])),
+    "its statistic moment is": attrs.evolve(
+        honest(0), statistics={"moment": torch.full((1, 2), 1e6, dtype=torch.float64)}
+    ),
+}
+
+
+def admitted(results, factor=30.0):
+    return list(TrustRegion(SENT, factor).admit(results))
+
+
+@pytest.mark.parametrize("reason", LIES)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_whoever_exceeds_the_median_by_far_is_refused_by_name(reason, place):
+    others = [honest(client) for client in (1, 2, 3, 4)]
+    found = admitted([*others[:place], LIES[reason], *others[place:]])
+    assert isinstance(found[place], ClientError)
+    assert found[place].client == 0
+    assert reason in found[place].reason
+    assert "times is trusted (--trust)" in found[place].reason
+    del found[place]
+    assert found == others
+
+
+@pytest.mark.parametrize("reason", LIES)
+def test_a_factor_of_zero_trusts_everybody(reason):
+    results = [LIES[reason], *map(honest, (1, 2, 3))]
+    assert admitted(results, 0) == results
+
+
+def test_the_honest_clients_result_is_that_of_a_round_without_the_liar():
+    recipe = Recipe(Map(), Average(), Examples(), Fixed())
+    others = [attrs.evolve(honest(client), statistics={}) for client in (1, 2, 3)]
+    liar = attrs.evolve(LIES["the mean precision of its variance is"], statistics={})
+    alone = run_round(recipe, Replies(*others), SENT, (1, 2, 3), trust=30.0)
+    both = run_round(recipe, Replies(liar, *others), SENT, (0, 1, 2, 3), trust=30.0)
+    assert [failure.client for failure in both.dropped] == [0]
+    for name, tensor in alone.broadcast.start.pack().items():
+        assert both.broadcast.start.pack()[name].equal(tensor)
+
+
+def test_two_clients_cannot_be_told_apart():
+    results = [LIES["the change of its mean is"], honest(1)]
+    assert admitted(results) == results
+
+
+def test_later_blocks_are_compared_with_the_earlier_ones():
+    region = TrustRegion(SENT, 30.0)
+    assert len(list(region.admit(map(honest, (1, 2, 3, 4))))) == 4
+    (found,) = region.admit([LIES["the change of its mean is"]])  # a block of one client
+    assert isinstance(found, ClientError)
+
+
+@pytest.mark.parametrize("factor", [0.0, 30.0])
+def test_the_form_of_statistics_is_that_of_most_clients_whoever_comes_first(factor):
+    for wrong in ({}, {"moment": torch.zeros(1, 3)}, {"other": torch.zeros(1, 2)}):
+        liar = attrs.evolve(honest(0), statistics=wrong)
+        first, *others = admitted([liar, *map(honest, (1, 2))], factor)
+        assert isinstance(first, ClientError)
+        assert "as most clients'" in first.reason
+        assert not any(isinstance(other, ClientError) for other in others)
+
+
+def test_magnitudes_are_those_of_numpy():
+    result, found = honest(3), magnitudes(honest(3), SENT)
+    moved = (result.posterior.mean - SENT.start.mean).abs().numpy()
+    assert found["the change of its mean"] == pytest.approx((moved**2).mean() ** 0.5)
+    assert found["the largest change of its mean"] == pytest.approx(moved.max())
+    precision = 1 / result.posterior.variance.numpy()
+    assert found["the mean precision of its variance"] == pytest.approx(precision.mean())
+    assert found["the largest precision of its variance"] == pytest.approx(precision.max())
+    assert found["examples"] == 23
+
+
+def test_certain_coordinates_have_no_precision():
+    certain = lying(3, variance=torch.tensor([[0.0, 0.0, 0.0, 0.5, 0.5, 0.5]]).double())
+    found = magnitudes(certain, SENT)
+    assert found["the largest precision of its variance"] == 2
+    assert found["the mean of its variance"] == 0.5
+    assert "the mean of its variance" not in magnitudes(lying(3, variance=full(0.0)), SENT)
+
+
+def test_the_bound_on_one_clients_influence_on_an_average():
+    """Whatever one of K equal clients says, the mean moves by at most factor x median / K."""
+    factor, clients = 10.0, 10
+    recipe = Recipe(Map(), Average(), Equal(), Fixed())
+    others = [attrs.evolve(honest(client), statistics={}) for client in range(1, clients)]
+    usual = statistics.median(magnitudes(r, SENT)["the change of its mean"] for r in others)
+    without = run_round(recipe, Replies(*others), SENT, range(1, clients), trust=factor)
+    reached = 0.0
+    for scale in (0.1, 1.0, 3.0, 9.0, 30.0, 1e3, 1e6):
+        mean = SENT.start.mean + scale * usual
+        liar = attrs.evolve(lying(0, mean=mean[None]), statistics={})
+        fused = run_round(recipe, Replies(liar, *others), SENT, range(clients), trust=factor)
+        shift = fused.broadcast.start.mean - without.broadcast.start.mean
+        reached = max(reached, float(shift.square().mean().sqrt()))
+    assert 0 < reached <= (factor + 1) * usual * 1.2 / clients
+
+
+def test_one_client_with_most_of_the_weight_is_named_by_the_round():
+    recipe = Recipe(Map(), Average(), Examples(), Fixed())
+    results = [attrs.evolve(honest(client), statistics={}) for client in range(3)]
+    results[1] = attrs.evolve(results[1], examples=torch.tensor([900]))
+    done = run_round(recipe, Replies(*results), SENT, range(3))
+    assert done.heaviest == (1, pytest.approx(900 / (900 + 20 + 22)))
+
+
+def test_single_coordinates_and_statistics_may_vary_more():
+    mean = SENT.start.mean.clone()
+    usual = statistics.median(
+        magnitudes(honest(c), SENT)["the largest change of its mean"] for c in (1, 2, 3, 4)
+    )
+    for times, refused in ((200.0, False), (600.0, True)):
+        wide = Gaussian(mean.repeat(1000), torch.ones(6000).double())
+        sent = Broadcast(0, wide, wide)
+        others = [honest(c).posterior.map(lambda t: t.repeat(1, 1000)) for c in (1, 2, 3, 4)]
+        one = wide.map(lambda t: t[None].clone())
+        one.mean[0, 7] += times * usual  # one coordinate of 6,000
+        results = [reply([0], one), *(reply([c + 1], q) for c, q in enumerate(others))]
+        first = next(iter(TrustRegion(sent, 30.0).admit(results)))
+        assert isinstance(first, ClientError) == refused

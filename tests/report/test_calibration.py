@@ -1,0 +1,58 @@
+"""The report's section on calibrated predictions."""
+
+from pathlib import Path
+
+import pytest
+
+from bflcore.report.calibration import section
+from bflcore.report.reading import Run
+
+
+def run(label, calibrated=None, personal=None):
+    evaluation = {"personal": {"pooled": personal or {"nll": 0.5, "ece": 0.1}}}
+    if calibrated:
+        evaluation["calibrated"] = {"pooled": calibrated[0], "clients": calibrated[1:]}
+    records = [{"personal.rmse": {}}] if personal else [{}]
+    return Run(Path(label), {}, records, {}, evaluation, {})
+
+
+def test_runs_without_calibration_have_no_section():
+    assert section([run("a"), run("b")])["rows"] == []
+
+
+def test_a_row_has_the_metrics_before_and_after_and_the_worst_client():
+    after = {"nll": 0.4, "ece": 0.05, "set_coverage90": 0.91, "set_size90": 1.25}
+    after |= {"out_of_distribution": 0.04}
+    clients = [{"set_coverage90": 0.95}, {"set_coverage90": 0.82}]
+    found = section([run("a", (after, *clients)), run("b")])
+    assert found["columns"] == [
+        *("run", "NLL before", "NLL after", "ECE before", "ECE after"),
+        *("90 % sets: coverage", "90 %: lowest", "90 %: size", "flagged as strange"),
+    ]
+    assert found["rows"] == [
+        ["a", "0.500", "0.400", "0.100", "0.050", "0.910", "0.820", "1.250", "0.040"]
+    ]
+
+
+def test_a_regression_has_intervals_whose_width_may_be_infinite():
+    after = {"nll": 1.0, "interval_coverage90": 1.0}
+    found = section([run("a", (after, {"interval_coverage90": 1.0}), {"nll": 2.0, "rmse": 1.0})])
+    assert dict(zip(found["columns"], found["rows"][0], strict=True)) == {
+        "run": "a",
+        "NLL before": "2.000",
+        "NLL after": "1.000",
+        "90 % intervals: coverage": "1.000",
+        "90 %: lowest": "1.000",
+        "90 %: width": "-",
+    }
+
+
+@pytest.mark.parametrize("fraction", [None, "0.5"])
+def test_the_page_has_the_section_if_the_run_was_calibrated(bfl, tmp_path, fraction):
+    words = ("--data", "synthetic", "-o", "dataset.owners=2", "-o", "dataset.samples=60")
+    words += ("--clients", "2", "--rounds", "1", "--workers", "1", "--quiet", "--out", "run")
+    flags = ("--calibration-fraction", fraction) if fraction else ()
+    assert bfl("run", "fedavg", *words, *flags)[0] == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert ("Calibrated predictions" in page) is bool(fraction)
+    assert ("90 % sets: coverage" in page) is bool(fraction)
