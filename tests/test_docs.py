@@ -41,8 +41,6 @@ FOREIGN_FLAGS = {
     "--import-mode": "pytest",
     "--insecure": "Flower",
     "--node-config": "Flower",
-    "--root-certificates": "Flower",
-    "--ssl-certfile": "Flower",
 }
 # First words of command lines whose flags are not ours.
 FOREIGN_PROGRAMS = ("apt-get", "docker", "flower-", "flwr", "git", "make", "pip", "python", "sh ")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -41,7 +41,7 @@ Array = Any  # of numpy, or what it converts
 Weighted = tuple[float, "ClientModel"]
 
 
-class _Federated(BaseEstimator):  # type: ignore[misc] - scikit-learn ships no types
+class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """What both estimators share: parameters, training, and the choice of a row's model."""
 
     def __init__(
@@ -71,7 +71,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc] - scikit-learn ships no t
             check_consistent_length(X, groups)
         self.clients_, owner = np.unique(column_or_1d(groups), return_inverse=True)
         parts = tuple(np.flatnonzero(owner == k) for k in range(len(self.clients_)))
-        task = "classification" if classes else "regression"
+        task: Literal["classification", "regression"] = (
+            "classification" if classes else "regression"
+        )
         dataset = Dataset("samples", task, X, y, classes, standardise=bool(self.standardise))
         registry = load_registry()
         options = [f"{name}={value_text(value)}" for name, value in (self.options or {}).items()]

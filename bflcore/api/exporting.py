@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bflcore.api.model import ClientModel
     from bflcore.experiments.description import Description
     from bflcore.problem.likelihoods import Predictive
+    from bflcore.problem.scaling import Scaling
 
 __all__ = ["Program", "program_of", "write_program"]
 
@@ -61,40 +62,40 @@ class Program(nn.Module):
 
     def __init__(self, model: ClientModel, calls: Sequence[tuple[Any, Tensor, Any]]) -> None:
         super().__init__()
-        described, scaling = model.description, model.problem.train.scaling
+        self._described, self._scaling = model.description, model.problem.train.scaling
         self._problem = attrs.evolve(model.problem, network=calls[0][0])
-        self._byte, self._centred = described.byte, described.input_range == "-1,1"
         self._masks = {
             name: torch.stack([own[name] for _, _, own in calls]) for name in calls[0][2]
         }
         self.register_buffer("draws", torch.stack([weights for _, weights, _ in calls]))
-        self._features = scaling.x if scaling else None
-        self._targets = scaling.y if scaling else None
 
     def forward(self, x: Tensor) -> Any:
         """Return probabilities ``[B, C]``, or mean and variance ``[B, T]``, of ``[B, ...]``."""
-        found = self.predictive(x)
+        found = self.predictive(_scaled(x, self._described, self._scaling, self.draws.dtype))
         draws = found.draws[0]
         if found.noise is None:
             return draws.mean(0)
         noise = found.noise[0] if found.noise.ndim else found.noise
         mean, variance = draws.mean(0), draws.var(0, correction=0) + noise
-        if self._targets is not None:
-            centre, unit = self._targets
+        if self._scaling is not None and self._scaling.y is not None:
+            centre, unit = self._scaling.y
             mean, variance = mean * unit + centre, variance * unit.square()
         return mean, variance
 
-    def predictive(self, x: Tensor) -> Predictive:
-        """Predict raw samples ``[B, ...]`` with every draw."""
-        x = x / self._byte if self._byte and x.dtype == torch.uint8 else x
-        x = (2 * x - 1 if self._centred else x).to(self.draws.dtype)
-        if self._features is not None:
-            mean, deviation = self._features
-            x = ((x - mean) / deviation).to(self.draws.dtype)
-        outputs = self._problem.forward(
-            self.draws, x.expand(len(self.draws), *x.shape), self._masks
-        )
+    def predictive(self, inputs: Tensor) -> Predictive:
+        """Predict samples ``[B, ...]`` as the network gets them, with every draw."""
+        each = inputs.expand(len(self.draws), *inputs.shape)
+        outputs = self._problem.forward(self.draws, each, self._masks)
         return self._problem.likelihood.predictive(outputs[None])
+
+
+def _scaled(
+    x: Tensor, described: Description, scaling: Scaling | None, dtype: torch.dtype
+) -> Tensor:
+    """Return raw samples ``[B, ...]`` as the network gets them."""
+    x = x / described.byte if described.byte else x
+    x = (2 * x - 1 if described.input_range == "-1,1" else x).to(dtype)
+    return scaling.features(x) if scaling else x
 
 
 def _probe(described: Description) -> Tensor:
@@ -121,7 +122,8 @@ def program_of(model: ClientModel, draws: int | None = None) -> Program:
     fields = {field.name: getattr(model.problem, field.name) for field in attrs.fields(Problem)}
     recording = _Recording(**fields)
     alone = attrs.evolve(model, problem=recording, inference=inference)
-    probe = _probe(model.description)
+    described, scaling = model.description, model.problem.train.scaling
+    probe = _scaled(_probe(described), described, scaling, model.problem.initial.dtype)
     with torch.no_grad():
         found = alone.predictive(probe)
         program = Program(model, recording.calls) if recording.calls else None
@@ -156,7 +158,7 @@ def write_program(model: ClientModel, path: Path, draws: int | None = None) -> s
     described = model.description
     probe, classification = _probe(described), described.task == "classification"
     outputs = ("probabilities",) if classification else ("mean", "variance")
-    card = {
+    card: dict[str, Any] = {
         "format": "bflcore program 1",
         "id": model.id,
         "method": model.settings["method"],
@@ -164,6 +166,8 @@ def write_program(model: ClientModel, path: Path, draws: int | None = None) -> s
         "classes": list(described.classes),
         "input": {"type": str(probe.dtype).removeprefix("torch."), "shape": list(described.shape)},
         "outputs": list(outputs),
+        "features": list(described.schema.features) if described.schema else [],
+        "uncalibrated": [one.name for one in model.problem.calibrators],
     }
     with torch.no_grad(), _quietly():
         dynamic = ({0: torch.export.Dim("batch")},)
@@ -178,7 +182,12 @@ def write_program(model: ClientModel, path: Path, draws: int | None = None) -> s
         ) from None
     shape = ", ".join(map(str, ("batch", *described.shape)))
     averaged = "1 network" if len(program.draws) == 1 else f"{len(program.draws)} draws averaged"
-    return f"x {card['input']['type']} [{shape}] -> {', '.join(outputs)}; {averaged}"
+    said = f"x {card['input']['type']} [{shape}] -> {', '.join(outputs)}; {averaged}"
+    if card["features"]:
+        said += f"; x has encoded columns: {', '.join(card['features'])}"
+    if card["uncalibrated"]:
+        said += f"; without the run's calibration ({', '.join(card['uncalibrated'])})"
+    return said
 
 
 @contextmanager

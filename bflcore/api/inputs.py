@@ -158,7 +158,7 @@ def _csv(path: Path, shape: tuple[int, ...]) -> Any:
 
 def _parquet(path: Path, shape: tuple[int, ...]) -> Any:
     try:
-        import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+        import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
             f"{path}: a .parquet file needs pyarrow: pip install 'bflcore[tables]'"

@@ -78,7 +78,7 @@ class ClientModel:
         """
         inputs, likelihood = self._inputs(x), self.problem.likelihood
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
-            parts = [self._predictive(block) for block in inputs.split(work.BLOCK)]
+            parts = [self.predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
         return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
 
@@ -133,16 +133,14 @@ class ClientModel:
         """Write a program for other runtimes, ``.pt2`` or ``.onnx``; return what it maps to what.
 
         It maps raw samples to probabilities, or to mean and variance, averaging the model's number
-        of draws, or `draws`. Raises `OptionError` where that is not how the model predicts, and
+        of draws, or `draws`; columns of a table come encoded, and predictions are not calibrated.
+        Raises `OptionError` where that is not how the model predicts, and
         `RunError` if the file cannot be written.
         """
         return exporting.write_program(self, Path(path), draws)
 
-    def predictive(self, x: Any) -> Predictive:
-        """Predict raw samples `x` ``[B, ...]`` as the inference does, before any averaging."""
-        return self._predictive(self._inputs(x))
-
-    def _predictive(self, inputs: Tensor) -> Predictive:
+    def predictive(self, inputs: Tensor) -> Predictive:
+        """Predict samples ``[B, ...]`` as the network gets them, before anything is averaged."""
         cohort = self._cohort()
         return self.inference.predict(self.problem, self.broadcast, cohort, inputs[None])
 

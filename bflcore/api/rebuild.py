@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from bflcore.errors import OptionError
+from bflcore.errors import OptionError, RunError
 from bflcore.experiments.prepare import build_problem
 from bflcore.experiments.resolve import CALIBRATOR, build_calibrators
 from bflcore.models.user import load_factory
@@ -23,11 +23,23 @@ if TYPE_CHECKING:
     from bflcore.problem import Problem
     from bflcore.registry.loading import Registry
 
-__all__ = ["NEEDED", "OPTIONAL", "rebuild"]
+__all__ = ["rebuild", "settings_of"]
 
 # What of experiment.toml is needed to predict, besides the settings of the run.
 NEEDED = ("method", "inference", "model", "likelihood")
 OPTIONAL = (CALIBRATOR,)  # where there is any
+
+
+def settings_of(values: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """Return what predictions need of the content of an ``experiment.toml``.
+
+    Raises `RunError` naming `where` if it lacks a part.
+    """
+    missing = [name for name in NEEDED if name not in values]
+    if missing:
+        raise RunError(f"{where}: {missing[0]} is missing")
+    needed = {declared.name for declared in options_of(RunSettings)} | {*NEEDED, *OPTIONAL}
+    return {name: value for name, value in values.items() if name in needed}
 
 
 def rebuild(

@@ -18,8 +18,6 @@ from bflcore.data.user import MEMORY
 from bflcore.errors import OptionError, RunError, unknown
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
-from bflcore.options import options_of
-from bflcore.options.settings import RunSettings
 from bflcore.options.text import value_text
 from bflcore.randomness import SERVER
 
@@ -56,7 +54,7 @@ else:
     running = lazy("bflcore.experiments.run")
     loading = lazy("bflcore.registry.loading")
 
-__all__ = ["Run", "load", "resume", "run"]
+__all__ = ["Run", "load", "resume", "round_line", "run"]
 
 
 class Run:
@@ -193,13 +191,8 @@ class Run:
     @cached_property
     def _settings(self) -> dict[str, Any]:
         """What predictions need of ``experiment.toml``."""
-        values = resolve.read(self.path / "experiment.toml")
-        needed = {declared.name for declared in options_of(RunSettings)}
-        needed |= {*rebuild.NEEDED, *rebuild.OPTIONAL}
-        missing = [name for name in rebuild.NEEDED if name not in values]
-        if missing:
-            raise RunError(f"{self.path / 'experiment.toml'}: {missing[0]} is missing")
-        return {name: value for name, value in values.items() if name in needed}
+        path = self.path / "experiment.toml"
+        return rebuild.settings_of(resolve.read(path), path)
 
     @cached_property
     def _rebuilt(self) -> tuple[Problem, LocalInference, Checkpoint]:
@@ -326,10 +319,14 @@ def _ignore(number: int, loss: float, record: Record | None) -> None:
     """Report nothing."""
 
 
-def _print(number: int, loss: float, record: Record | None) -> None:
-    """Print one line: the round, its loss, and the clients' mean accuracy or error."""
+def round_line(number: int, loss: float, record: Record | None) -> str:
+    """Return one line: the round, its loss, and the clients' mean accuracy or error."""
     line = f"round {number}  loss {loss:.4g}"
     for name in ("personal.accuracy", "personal.rmse"):
         if record and name in record:
             line += f"  {name} {record[name]['mean']:.4f}"
-    sys.stdout.write(line + "\n")
+    return line
+
+
+def _print(number: int, loss: float, record: Record | None) -> None:
+    sys.stdout.write(round_line(number, loss, record) + "\n")

@@ -83,7 +83,7 @@ def _npz(path: Path, columns: Columns) -> None:
 
 def _parquet(path: Path, columns: Columns) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+    import pyarrow.parquet as pq
 
     pq.write_table(pa.table({name: pa.array(column) for name, column in columns.items()}), path)
 

@@ -35,8 +35,8 @@ __all__ = ["Local"]
 
 LOG = logging.getLogger("bflcore")
 
-# Measured on two cores: a pass over one sample takes 10 microseconds and 0.5 ns per parameter, two
-# workers 5 s to start. Below SMALL, a run takes less than ten seconds in one process.
+# Measured: a pass over one sample takes 10 microseconds and 0.5 ns per parameter, and starting two
+# workers 7 s of processor time. Below SMALL, a run takes about ten seconds in one process.
 OVERHEAD = 20_000
 SMALL = 2e10
 

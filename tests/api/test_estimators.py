@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -197,20 +195,3 @@ def test_groups_of_another_length_are_refused():
         model.fit(x, y, groups=owner).predict(x, groups=owner[1:])
     with pytest.raises(TypeError, match="sample_weight"):
         model.fit(x, y, sample_weight=np.ones(len(y)))
-
-
-def test_importing_bflcore_does_not_import_scikit_learn():
-    program = "import sys, bflcore; print('sklearn' in sys.modules, 'torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert found.stdout.split() == [b"False", b"False"]
-
-
-def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    monkeypatch.delitem(sys.modules, "bflcore.api.estimators")
-    monkeypatch.delattr(bflcore.api, "estimators", raising=False)
-    with pytest.raises(ImportError, match=r"scikit-learn 1.6.*pip install 'bflcore\[sklearn\]'"):
-        _ = bflcore.BayesianFederatedClassifier
-    with pytest.raises(AttributeError, match="has no attribute 'Absent'"):
-        _ = bflcore.Absent

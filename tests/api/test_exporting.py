@@ -159,3 +159,32 @@ def test_what_is_missing_or_cannot_be_written_is_one_line(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(bflcore.RunError, match=r"pip install 'bflcore\[onnx\]'"):
         run.client(7).export(tmp_path / "m.onnx")
+
+
+def test_a_program_of_a_calibrated_model_says_that_it_is_not_calibrated(tmp_path):
+    flags = {"calibration_fraction": 0.3, "calibrate": ("temperature",)}
+    run, tests = trained(tmp_path, "fedvi", **flags)
+    model, (x, _) = run.client(7), tests[0]
+    said = model.export(tmp_path / "m.pt2")
+    assert said.endswith("; without the run's calibration (temperature)")
+    found = by_torch(tmp_path / "m.pt2", x).double()
+    assert torch.allclose(found, model.predict(x, calibrated=False).probabilities, atol=1e-6)
+
+
+def test_a_program_of_a_table_takes_encoded_columns_and_names_them(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["age,sex,sick"]
+    for _ in range(60):
+        age, sex = rng.normal(50, 10), rng.choice(["f", "m"])
+        lines.append(f"{age:.3f},{sex},{'yes' if age > 50 else 'no'}")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines) + "\n")
+    flags = {"clients": 2, "rounds": 2, "workers": 1, "out": tmp_path / "run"}
+    run = bflcore.run("fedavg", data=path, target="sick", **flags)
+    said = run.client(0).export(tmp_path / "m.pt2")
+    assert "x float32 [batch, 3] -> probabilities; 1 network" in said
+    assert "; x has encoded columns: age, sex=f, sex=m" in said
+    rows = [{"age": 41.5, "sex": "m"}, {"age": 70.0, "sex": "f"}]
+    found = by_torch(tmp_path / "m.pt2", np.array([[41.5, 0, 1], [70, 1, 0]], np.float32))
+    expected = run.client(0).predict(rows).probabilities
+    assert torch.allclose(found.double(), expected, atol=1e-6)

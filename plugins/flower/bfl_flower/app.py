@@ -23,6 +23,9 @@ from flwr.serverapp import Grid, ServerApp
 from bfl_flower.node import MemoryStore, Node
 from bfl_flower.session import GridSession
 from bfl_flower.wire import ACTIONS
+from bflcore.api.model import ClientModel
+from bflcore.api.rebuild import settings_of
+from bflcore.api.runs import round_line
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition, hold_back
 from bflcore.data.schema import Schema
@@ -31,15 +34,25 @@ from bflcore.data.user import load_npz, load_rows
 from bflcore.engines.client import ClientWorker
 from bflcore.errors import DataError, OptionError, RunError
 from bflcore.experiments.directory import RunDirectory
-from bflcore.experiments.prepare import assemble
+from bflcore.experiments.prepare import Prepared, assemble
 from bflcore.experiments.resolve import Experiment, read, resolve
 from bflcore.experiments.run import execute
+from bflcore.messages import Broadcast, Personalised
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.registry.loading import load_registry
 
-__all__ = ["DATA", "EXPERIMENT", "client_app", "node_problem", "server_app", "without_samples"]
+__all__ = [
+    "DATA",
+    "EXPERIMENT",
+    "build_node",
+    "client_app",
+    "prepare_node",
+    "server_app",
+    "without_samples",
+]
 
 EXPERIMENT, DATA = "experiment.toml", "data.toml"
+MODEL = "model.bfl"  # what the last round leaves in a node's state folder
 
 
 def server_app(folder: Path) -> ServerApp:
@@ -57,7 +70,7 @@ def client_app(folder: Path) -> ClientApp:
     """
     app = ClientApp()
     answer = partial(_answer, folder)
-    for register in (app.train(), app.evaluate(), app.query(), *map(app.query, ACTIONS)):
+    for register in (app.train(), app.evaluate(), *map(app.query, ACTIONS)):
         register(answer)
     return app
 
@@ -81,13 +94,14 @@ def _serve(folder: Path, grid: Grid, context: Context) -> None:
     timeout = getattr(experiment.engine, "client_timeout", 0.0)
     session = GridSession(grid, type(inference.initial(problem)), everyone, timeout)
     connected = session.wait_for(int(settings["nodes"]) or len(everyone), float(settings["wait"]))
-    click.echo(f"clients connected: {', '.join(map(str, connected))}")
+    click.echo(
+        f"clients connected: {', '.join(map(str, connected))}; {experiment.run.rounds} rounds"
+    )
 
     def progress(number: int, loss: float, record: dict[str, Any] | None) -> None:
-        if record is not None:
-            line = f"round {number}/{experiment.run.rounds}  loss {loss:.4g}"
-            failed = [str(entry["client"]) for entry in record["dropped"]]
-            click.echo(line + (f"  dropped: {', '.join(failed)}" if failed else ""))
+        failed = [str(entry["client"]) for entry in record["dropped"]] if record else []
+        dropped = f"  dropped: {', '.join(failed)}" if failed else ""
+        click.echo(round_line(number, loss, record) + dropped)
 
     execute(prepared, directory, progress, session)
     click.echo(f"run directory: {out}\nreport: {write_report([out])}")
@@ -102,23 +116,43 @@ def _answer(folder: Path, message: Message, context: Context) -> Message:
             )
     data = Path(str(config["data"]))
     state = Path(str(config.get("state", data.with_suffix(".state"))))
-    node = _node(folder, int(config["client"]), data, state, str(config.get("device", "")))
+    node = build_node(folder, int(config["client"]), data, state, str(config.get("device", "")))
     return node.answer(message)
 
 
 @lru_cache(maxsize=1)
-def _node(folder: Path, client: int, data: Path, state: Path, device: str) -> Node:
-    """Load the node's data, once per process."""
+def build_node(folder: Path, client: int, data: Path, state: Path, device: str = "") -> Node:
+    """Return the node of a client; its data are loaded once per process."""
     experiment = _experiment(folder, device)
-    problem = node_problem(folder, experiment, client, data)
+    prepared = prepare_node(folder, experiment, client, data)
+    problem = prepared.problem
     # Each experiment has its own store, deep enough for the server's last checkpoint.
     own = hashlib.sha256((folder / EXPERIMENT).read_bytes()).hexdigest()[:12]
     store = MemoryStore(state / own, experiment.run.checkpoint_every + 1)
-    return Node(client, ClientWorker(problem, experiment.inference, experiment.run.bins), store)
+    settings = settings_of(prepared.experiment.as_toml(), folder / EXPERIMENT)
+
+    def keep(broadcast: Broadcast, own: Personalised) -> None:
+        """Write the client's model, to be read by ``bflcore.load_model``."""
+        ClientModel(
+            client,
+            client,
+            problem.surveyed(broadcast.survey),
+            experiment.inference,
+            broadcast,
+            own.memory or {},
+            prepared.description,
+            settings,
+            problem.train.size(client),
+            client in problem.novel,
+            own.calibration,
+        ).save(state / MODEL)
+
+    worker = ClientWorker(problem, experiment.inference, experiment.run.bins)
+    return Node(client, worker, store, keep)
 
 
-def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) -> Any:
-    """Return the problem of a node, which has the samples of `client` only.
+def prepare_node(folder: Path, experiment: Experiment, client: int, data: Path) -> Prepared:
+    """Return the experiment on a node, which has the samples of `client` only.
 
     Raises `DataError` if the file does not match ``data.toml``.
     """
@@ -155,7 +189,7 @@ def node_problem(folder: Path, experiment: Experiment, client: int, data: Path) 
         validation=experiment.data.validation_fraction,
         calibration=experiment.data.calibration_fraction,
     )
-    return assemble(experiment, dataset, partition).problem
+    return assemble(experiment, dataset, partition)
 
 
 def _load(form: Mapping[str, Any], path: Path) -> Dataset:

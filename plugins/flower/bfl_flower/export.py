@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from bflcore.problem.base import Shares
     from bflcore.registry.loading import Registry
 
-__all__ = ["export", "refuse"]
+__all__ = ["export", "form_of", "refuse"]
 
 APP = '''"""A Flower app, written by bfl flower export; what it runs is in experiment.toml."""
 
@@ -46,40 +48,95 @@ README = """# {method} on Flower
 
 On every machine: `pip install {distributions}`, the same versions everywhere.
 
-The server:
+Node number `client` is 0 to {last}. Its data file holds x, y, x_test and y_test: samples {shape},
+{targets}. {held}{network}Features are raw{scaled}.{table}
+What a client keeps is stored beside its data, in client-0.state. After the last round, its own
+model is there, too: `bfl predict client-0.state/model.bfl new.csv --out predictions.csv`, or
+`bflcore.load_model("client-0.state/model.bfl")` in Python.
+
+## A trial on one machine
 
     flower-superlink --insecure --disable-runtime-dependency-installation
 
-Every client on a machine of its own (on one machine, each needs a --port of its own):
-
-    flower-supernode --insecure --superlink SERVER:8000 \\
+    flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 \\
         --node-config 'client=0 data="/path/to/client-0.npz"'
 
-`client` is 0 to {last}. The data file holds x, y, x_test and y_test: samples {shape}, {targets}.
-{table}{held}{network}The client's memories are stored beside it, in client-0.state.
-
-Then start the run, from anywhere; `config.toml` in Flower's folder (~/.flwr) names the server:
+Each node needs a --port of its own. `config.toml` in Flower's folder (~/.flwr) names the server:
 
     [superlink.mine]
-    address = "SERVER:8000"
+    address = "127.0.0.1:8000"
     insecure = true
+
+Start the run in this folder:
 
     flwr run . mine --stream
 
-The run directory is `{out}`, on the server's machine. A run that was stopped continues from its
-last checkpoint when started again. Use `--insecure` for trials only: Flower's documentation
-explains how to set up certificates.
+Every round prints a line with its loss and, where it was evaluated, the clients' mean accuracy or
+error. The run directory is `{out}`, in the folder where flower-superlink was started;
+`--run-config 'out="/srv/run"'` chooses another. A run that was stopped continues from its last
+checkpoint when started again.
+
+## With certificates and keys
+
+SERVER is the server's name, as the nodes reach it.
+
+1. Once, where the certificates are made (keep ca.key there):
+
+{certificates}
+
+2. Every client makes a key pair, and sends the file client-0.key.pub to the server:
+
+       ssh-keygen -q -t ecdsa -b 384 -N "" -f client-0.key
+
+3. The server, with ca.crt, server.crt and server.key:
+
+       flower-superlink --ssl-ca-certfile ca.crt --ssl-certfile server.crt \\
+           --ssl-keyfile server.key --enable-supernode-auth \\
+           --disable-runtime-dependency-installation --host 0.0.0.0
+
+4. `config.toml` of whoever starts runs:
+
+       [superlink.mine]
+       address = "SERVER:8000"
+       root-certificates = "/path/to/ca.crt"
+
+   Register every client's key; other nodes are turned away:
+
+       flwr supernode register client-0.key.pub mine
+
+5. Every client, with ca.crt and its own key:
+
+       flower-supernode --root-certificates ca.crt --superlink SERVER:8000 \\
+           --auth-supernode-private-key client-0.key \\
+           --node-config 'client=0 data="/path/to/client-0.npz"'
+
+6. Start the run as above.
+
+What this protects: messages are encrypted, nodes know the server, and the server admits registered
+keys alone. What it does not: whoever reaches the server's port can start runs and register keys, so
+keep it inside a private network; a registered node may claim any client number; the server sees
+every client's update (there is no secure aggregation); updates carry no noise for differential
+privacy.
+"""
+
+# From a name to a certificate of the federation's own authority.
+CERTIFICATES = """
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -days 365 \\
+    -subj "/CN=federation" -addext "keyUsage=critical,keyCertSign" -keyout ca.key -out ca.crt
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes \\
+    -subj "/CN=SERVER" -addext "subjectAltName=DNS:SERVER" -keyout server.key -out server.csr
+openssl x509 -req -days 365 -in server.csr -copy_extensions copy \\
+    -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt
 """
 
 NETWORK = "The network is in {0}, which travels with this app; what it imports must be installed.\n"
 HELD = "The node holds {:.3g} of the {} in x out for {}.\n"
 TABLE = """
-Or it is a table (.csv or .parquet) with the columns in `data.toml` and the target {}, of which
---test-fraction is held out for testing.
-"""
+Or the file is a table (.csv or .parquet) with the columns in `data.toml` and the target {}, of
+which --test-fraction is held out for testing."""
 
 
-def refuse(prepared: Prepared) -> None:
+def refuse(prepared: Prepared, form: Mapping[str, Any]) -> None:
     """Raise `OptionError` if the experiment needs pooled samples, or cannot be divided."""
     experiment = prepared.experiment
     if "pools-samples" in experiment.inference.tags:
@@ -97,18 +154,18 @@ def refuse(prepared: Prepared) -> None:
         raise OptionError(
             "--pretrain needs samples, but the server does not have any; leave it out"
         )
-    if not _starts_without_samples(prepared):
+    if not _starts_without_samples(prepared, form):
         raise OptionError(
             f"inference {experiment.inference.name} is initialised from samples of all clients, "
             "but the server does not have any; run it with --engine local or --engine flower"
         )
 
 
-def _starts_without_samples(prepared: Prepared) -> bool:
+def _starts_without_samples(prepared: Prepared, form: Mapping[str, Any]) -> bool:
     """Return whether the first broadcast can be computed without samples."""
     experiment = prepared.experiment
     inference = experiment.inference
-    alone = assemble(experiment, *without_samples(form_of(prepared), experiment)).problem
+    alone = assemble(experiment, *without_samples(form, experiment)).problem
     try:
         return all(
             tensor.equal(begins(prepared.problem).pack()[name])
@@ -141,8 +198,15 @@ def _table_of(prepared: Prepared) -> dict[str, Any]:
     return {"schema": attrs.asdict(described.schema), "classes": list(described.classes)}
 
 
-def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: bool) -> None:
-    """Write the app, and each client's samples under ``nodes`` when `with_data`.
+def export(
+    folder: Path,
+    prepared: Prepared,
+    registry: Registry,
+    form: Mapping[str, Any],
+    *,
+    with_data: bool,
+) -> None:
+    """Write the app for samples of a `form`, and those of each client under ``nodes`` when asked.
 
     Raises `RunError` if the folder exists or cannot be created.
     """
@@ -154,10 +218,9 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
         raise RunError(f"{folder} cannot be created ({error.strerror})") from None
     problem, experiment = prepared.problem, prepared.experiment
     data = experiment.data
-    form = form_of(prepared)
     labels, outputs = form["task"] == "classification", form["outputs"]
     needed = sorted(used_distributions(experiment, registry))
-    out = str((folder / "run").resolve())
+    out = f"runs/{folder.name}"
     settings, model = experiment.as_toml(), experiment.model
     own, network = {}, ""
     if isinstance(model, UserModel) and model.source:
@@ -183,6 +246,8 @@ def export(folder: Path, prepared: Prepared, registry: Registry, *, with_data: b
                 for number, (purpose, (fraction, _)) in enumerate(_held(prepared).items())
             ),
             network=network,
+            scaled=": they are scaled by sums over all clients" if form["standardise"] else "",
+            certificates=textwrap.indent(CERTIFICATES.strip(), " " * 7),
             out=out,
         ),
     }

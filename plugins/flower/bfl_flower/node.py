@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from bflcore.engines.client import ClientWorker
 from bflcore.engines.pool import single_threaded
 from bflcore.errors import BflError
 from bflcore.files import replace_file
-from bflcore.messages import LocalResult
+from bflcore.messages import Broadcast, LocalResult, Personalised
 from bflcore.posteriors import Posterior
 
 __all__ = ["MemoryStore", "Node"]
@@ -73,11 +73,16 @@ class MemoryStore:
 
 @attrs.frozen(eq=False)
 class Node:
-    """The node of one client; without a store it sends memories to the server, which keeps them."""
+    """The node of one client; without a store it sends memories to the server, which keeps them.
+
+    With one, nothing personal is sent, and `keep` is called after the last round with the broadcast
+    and what the client predicts with.
+    """
 
     client: int
     worker: ClientWorker
     store: MemoryStore | None = None
+    keep: Callable[[Broadcast, Personalised], object] | None = None
 
     def answer(self, message: Message) -> Message:
         """Answer a message; an error in training is also sent as an answer."""
@@ -94,7 +99,9 @@ class Node:
                 return self._survey(Question.unpack(message.content, device))
             task = Task.unpack(kind, message.content, self._family, device, self._first_prior)
             work: Any = getattr(self.worker, STAGES[kind])
-            replies = work(task.broadcast, [task.client], [self._load_memory(task)])
+            memory = self._load_memory(task)
+            replies = work(task.broadcast, [task.client], [memory])
+            replies = [r for r in replies if not self._kept(r, task.broadcast, memory)]
             return task.answer([self._store_memory(reply, task) for reply in replies])
         except BflError as error:
             return pack({"error": str(error)})
@@ -123,6 +130,15 @@ class Node:
         memory = {name: tensor[0] for name, tensor in reply.memory.items()}
         token = self.store.put(memory, task.broadcast.round + 1)
         return attrs.evolve(reply, memory={name: t[None] for name, t in token.items()})
+
+    def _kept(self, reply: TaskReply, broadcast: Broadcast, memory: Memory) -> bool:
+        """Keep the memory of a client that is ready to predict, if memories stay here."""
+        if self.store is None or not isinstance(reply, Personalised):
+            return False
+        if self.keep:
+            own = memory if reply.memory is None else reply.memory
+            self.keep(broadcast, attrs.evolve(reply, memory=own))
+        return True
 
     def _first_prior(self, survey: Mapping[str, Tensor]) -> Posterior:
         problem = self.worker.problem.surveyed(survey)

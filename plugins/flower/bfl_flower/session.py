@@ -14,6 +14,7 @@ from bfl_flower.wire import (
     EVALUATE,
     FIT,
     IDENTIFY,
+    PERSONALISE,
     SURVEY,
     MalformedError,
     Question,
@@ -24,7 +25,7 @@ from bfl_flower.wire import (
 )
 from bflcore.engines.base import Session
 from bflcore.errors import ClientError, RoundError
-from bflcore.messages import Answer, Evaluation
+from bflcore.messages import Answer, Evaluation, Personalised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +106,13 @@ class GridSession(Session):
         """Ask every client's node to evaluate; see `Session.evaluate`."""
         replies = self._ask(EVALUATE, *self._tasks(EVALUATE, broadcast, clients))
         return cast("Iterator[Evaluation | ClientError]", replies)
+
+    def personalise(
+        self, broadcast: Broadcast, clients: Sequence[int]
+    ) -> Iterator[Personalised | ClientError]:
+        """Let every client's node prepare its model; those of nodes with a disk stay there."""
+        replies = self._ask(PERSONALISE, *self._tasks(PERSONALISE, broadcast, clients))
+        return cast("Iterator[Personalised | ClientError]", replies)
 
     def calibrate(
         self, broadcast: Broadcast, clients: Sequence[int]

@@ -112,7 +112,7 @@ def _client_app(file: str) -> ClientApp:
     """Return the app that Ray's processes run; its contents are pickled with every message."""
     app = ClientApp()
     answer = partial(_answer, file)
-    for register in (app.train(), app.evaluate(), app.query(), *map(app.query, ACTIONS)):
+    for register in (app.train(), app.evaluate(), *map(app.query, ACTIONS)):
         register(answer)
     return app
 

@@ -15,7 +15,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from bflcore.errors import BflError, ClientError
-from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, within
+from bflcore.messages import (
+    CALIBRATION,
+    Answer,
+    Broadcast,
+    Evaluation,
+    LocalResult,
+    Personalised,
+    within,
+)
 from bflcore.posteriors import Posterior
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "EVALUATE",
     "FIT",
     "IDENTIFY",
+    "PERSONALISE",
     "STAGES",
     "SURVEY",
     "MalformedError",
@@ -37,12 +46,17 @@ __all__ = [
 
 # Message types: Flower's own categories, the last two with an action of ours.
 FIT, EVALUATE, IDENTIFY = "train", "evaluate", "query"
-SURVEY, CALIBRATE = "query.survey", "query.calibrate"
-ACTIONS = ("survey", "calibrate")
-STAGES = {FIT: "fit", EVALUATE: "evaluate", CALIBRATE: "calibrate"}
+SURVEY, CALIBRATE, PERSONALISE = "query.survey", "query.calibrate", "query.personalise"
+ACTIONS = ("default", "survey", "calibrate", "personalise")  # of queries
+STAGES = {
+    FIT: "fit",
+    EVALUATE: "evaluate",
+    CALIBRATE: "calibrate",
+    PERSONALISE: "personalise",
+}
 
 Tensors = Mapping[str, Tensor]
-TaskReply = LocalResult | Evaluation | Answer | ClientError
+TaskReply = LocalResult | Evaluation | Answer | Personalised | ClientError
 Reply = TaskReply
 
 
@@ -142,7 +156,11 @@ class Task:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
-        """Return the content of the answer: a result, sums, an error, or a few evaluations."""
+        """Return the content of the answer: a result, sums, an error, or a few evaluations.
+
+        After the last round, it is the memory with which the client predicts; no memory, if that
+        is unchanged, and no answer (`stored`) if the node keeps its model to itself.
+        """
         for reply in replies:
             if isinstance(reply, ClientError):
                 return pack({"error": reply.reason})
@@ -150,6 +168,12 @@ class Task:
                 return pack({"examples": int(reply.examples[0])}, _of_result(reply))
             if isinstance(reply, Answer):
                 return pack({}, reply.sums)
+            if isinstance(reply, Personalised):
+                memory = {f"memory.{name}": t for name, t in (reply.memory or {}).items()}
+                sums = {f"{CALIBRATION}{name}": t for name, t in reply.calibration.items()}
+                return pack({"own": reply.memory is not None}, memory | sums)
+        if self.stage == PERSONALISE:
+            return pack({"stored": True})
         found = [reply for reply in replies if isinstance(reply, Evaluation)]
         sums = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
         return pack(
@@ -162,19 +186,27 @@ class Task:
             fields, tensors = unpack(content, self.broadcast.start.mean.device)
             if "error" in fields:
                 return [ClientError(self.client, self.stage_name, str(fields["error"]))]
-            if self.stage == FIT:
-                return [self._result(fields, tensors)]
-            if self.stage == CALIBRATE:
-                return [Answer(self.client, tensors)]
-            return [
-                self._evaluation(form, within(tensors, f"{i}."))
-                for i, form in enumerate(fields["evaluations"])
-            ]
+            return self._replies(fields, tensors)
         except MalformedError as error:
             reason = f"malformed reply ({error})"
         except Exception as error:  # noqa: BLE001 - a client may send anything
             reason = f"malformed reply ({type(error).__name__}: {error})"
         return [ClientError(self.client, self.stage_name, reason)]
+
+    def _replies(self, fields: Mapping[str, Any], tensors: Tensors) -> list[Reply]:
+        if self.stage == FIT:
+            return [self._result(fields, tensors)]
+        if self.stage == CALIBRATE:
+            return [Answer(self.client, tensors)]
+        if self.stage == PERSONALISE:
+            if fields.get("stored"):
+                return []
+            own = within(tensors, "memory.") if fields["own"] else None
+            return [Personalised(self.client, own, within(tensors, CALIBRATION))]
+        return [
+            self._evaluation(form, within(tensors, f"{i}."))
+            for i, form in enumerate(fields["evaluations"])
+        ]
 
     @property
     def stage_name(self) -> str:

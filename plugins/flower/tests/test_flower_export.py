@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from bfl_flower.app import node_problem
+import bflcore
+from bfl_flower.app import prepare_node
 from bflcore.errors import DataError
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import read, resolve
@@ -42,7 +46,9 @@ def test_an_app_holds_what_servers_and_nodes_need(bfl, tmp_path):
     app = tmp_path / "app"
     project = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert project["components"] == {"serverapp": "bfl_app:server", "clientapp": "bfl_app:client"}
-    assert project["config"]["out"] == str(app / "run")
+    assert project["config"]["out"] == "runs/app"
+    for path in app.rglob("*.*"):  # nothing of the machine on which it was written
+        assert str(tmp_path).encode() not in path.read_bytes(), path
     assert "pip install bfl-bpfed bfl-flower bflcore" in (app / "README.md").read_text()
     assert experiment_of(app).engine.name == "flower"
     assert sorted(path.name for path in (app / "nodes").iterdir()) == [
@@ -91,7 +97,7 @@ def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
     app = tmp_path / "app"
     experiment = experiment_of(app)
     whole = prepare(experiment).problem
-    own = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    own = prepare_node(app, experiment, 1, app / "nodes" / "client-1.npz").problem
     assert torch.equal(own.initial, whole.initial)
     for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):
         assert [mine.size(client) for client in range(3)] == [0, theirs.size(1), 0]
@@ -151,7 +157,7 @@ def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
     app = tmp_path / "app"
     experiment = experiment_of(app)
     whole = prepare(experiment).problem
-    own = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    own = prepare_node(app, experiment, 1, app / "nodes" / "client-1.npz").problem
     assert float(own.train.x.min()) == -1
     for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):
         assert all(map(torch.equal, mine.of(1), theirs.of(1)))
@@ -164,11 +170,11 @@ def test_data_of_another_form_is_refused(bfl, tmp_path):
     assert not (app / "nodes").exists()
     np.savez(tmp_path / "mine.npz", x=np.zeros((5, 2), np.float32), y=np.arange(5) % 2)
     with pytest.raises(DataError, match=r"mine.npz: classification with samples \[2\] and"):
-        node_problem(app, experiment_of(app), 0, tmp_path / "mine.npz")
+        prepare_node(app, experiment_of(app), 0, tmp_path / "mine.npz")
     x = np.zeros((5, *tomllib.loads((app / "data.toml").read_text())["shape"]), np.float32)
     np.savez(tmp_path / "mine.npz", x=x, y=np.full(5, 99))
     with pytest.raises(DataError, match="y has label 99; allowed: 0 to"):
-        node_problem(app, experiment_of(app), 0, tmp_path / "mine.npz")
+        prepare_node(app, experiment_of(app), 0, tmp_path / "mine.npz")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +196,54 @@ def test_mistakes_are_one_line_and_nothing_is_written(bfl, tmp_path, arguments, 
     assert reason in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+SHAPE = ("--shape", "6", "--outputs", "3", "--clients", "3")
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_an_app_is_written_from_a_shape_and_runs_on_nodes_with_data(bfl, tmp_path, task):
+    flags = ("--rounds", "2", "--seed", "3", "--task", task, "--standardise")
+    assert bfl("flower", "export", "app", "fedper", *SHAPE, *flags)[0] == 0
+    app = tmp_path / "app"
+    assert not (app / "nodes").exists()
+    assert tomllib.loads((app / "data.toml").read_text()) == {
+        "name": "samples",
+        "task": task,
+        "shape": [6],
+        "outputs": 3,
+        "standardise": True,
+    }
+    text = (app / "README.md").read_text()
+    targets = "labels 0 to 2" if task == "classification" else "3 targets"
+    assert f"samples [6],\n{targets}." in text
+    assert "Features are raw: they are scaled by sums over all clients." in text
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9, 6)).astype(np.float32)
+    y = np.arange(9) % 3 if task == "classification" else x[:, :3]
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    own = prepare_node(app, experiment_of(app), 1, tmp_path / "mine.npz").problem
+    assert [own.train.size(client) for client in range(3)] == [0, 9, 0]
+    assert own.standardise
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--shape", "6"), "--outputs: is missing; with --shape, give at least 2"),
+        (("--shape", "6", "--outputs", "1"), "--outputs: 1 is not allowed; with --shape, give"),
+        (("--shape", "6,x", "--outputs", "3"), "--shape: '6,x' is not allowed; allowed: numbers"),
+        (("--outputs", "3"), "--outputs, --task and --standardise need --shape"),
+        ((*SHAPE, "--data", "digits"), "--data: has no effect with --shape"),
+        ((*SHAPE, "--partition", "iid"), "--partition: has no effect with --shape"),
+        ((*SHAPE, "--pretrain", "0.1"), "--pretrain needs samples"),
+    ],
+)
+def test_mistakes_with_a_shape_are_one_line_and_nothing_is_written(bfl, tmp_path, flags, message):
+    status, _, error = bfl("flower", "export", "app", "fedavg", *flags)
+    assert (status, error.count("\n")) == (2, 1)
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
 
 
 def free_port():
@@ -243,7 +297,7 @@ def test_a_server_and_three_nodes_one_killed_give_the_local_numbers(bfl, tmp_pat
     flags = (*TINY, *raw, "--rounds", "4", "--eval-every", "1", "--client-timeout", "60")
     assert bfl("run", method, *flags[:-2], "--out", "local", "--quiet")[0] == 0
     assert bfl("flower", "export", "app", method, *flags)[0] == 0
-    app, run = tmp_path / "app", tmp_path / "app" / "run"
+    app, run = tmp_path / "app", tmp_path / "runs" / "app"
     address = f"127.0.0.1:{free_port()}"
     home = tmp_path / "flwr"
     home.mkdir()
@@ -302,7 +356,7 @@ def test_a_node_holds_the_same_samples_out_for_validation_and_calibration(bfl, t
     experiment = experiment_of(app)
     whole = prepare(experiment).problem
     for client in range(3):
-        own = node_problem(app, experiment, client, app / "nodes" / f"client-{client}.npz")
+        own = prepare_node(app, experiment, client, app / "nodes" / f"client-{client}.npz").problem
         assert own.validation.size(client) > 0
         assert own.calibration.size(client) > 0
         for mine, theirs in zip(own.samples.values(), whole.samples.values(), strict=True):
@@ -317,3 +371,94 @@ def test_wrong_labels_cannot_be_kept_out_of_a_nodes_held_out_samples(bfl, tmp_pa
     assert err.startswith(f"error: --{purpose}-fraction: ")
     assert "leave one of the two out" in err
     assert not (tmp_path / "app").exists()
+
+
+def indented(text, first):
+    """Return the commands of the README's block that begins with `first`, as they stand there."""
+    block = next(b for b in text.split("\n\n") if b.strip().startswith(first))
+    return textwrap.dedent(block)
+
+
+@pytest.mark.thorough
+def test_certificates_and_keys_as_the_readme_makes_them_admit_registered_nodes_alone(bfl, tmp_path):
+    if not (shutil.which("openssl") and shutil.which("ssh-keygen")):
+        pytest.skip("needs openssl and ssh-keygen")
+    flags = ("--rounds", "2", "--eval-every", "1", "--clients", "2", "--local-epochs", "2")
+    shape = ("--shape", "4", "--outputs", "2", "-o", "model.hidden=5", "--model", "mlp")
+    assert bfl("flower", "export", "app", "fedper", *shape, *flags)[0] == 0
+    app, readme = tmp_path / "app", (tmp_path / "app" / "README.md").read_text()
+    rng = np.random.default_rng(0)
+    for client in range(2):
+        x = rng.normal(size=(40, 4)).astype(np.float32)
+        y = (x[:, 0] > 0).astype(int)
+        test = {"x_test": x[30:], "y_test": y[30:]}
+        np.savez(tmp_path / f"client-{client}.npz", x=x[:30], y=y[:30], **test)
+    address = f"localhost:{free_port()}"
+    home = tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "{address}"\n'
+        f'root-certificates = "{tmp_path / "ca.crt"}"\n'
+    )
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def shell(text, **names):
+        for old, new in names.items():
+            text = text.replace(old.replace("_", "-"), new)
+        done = subprocess.run(
+            ["/bin/sh", "-ec", text], check=False, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    shell(indented(readme, "openssl req").replace("SERVER", "localhost"))
+    for key in ("client-0", "client-1", "stranger"):
+        shell(indented(readme, "ssh-keygen"), client_0=key)
+    logs = [tmp_path / f"{name}.log" for name in ("server", "run", "stranger", "node-0", "node-1")]
+    with ExitStack() as running:
+
+        def start(log, text):
+            command = ("/bin/sh", "-ec", "exec " + text.strip())
+            return running.enter_context(process(log, *command, environment=environment))
+
+        def node(log, key, client):
+            text = indented(readme, "flower-supernode --root").replace("SERVER:8000", address)
+            text = text.replace("client-0.key", f"{key}.key").replace(
+                "client=0", f"client={client}"
+            )
+            text = text.replace("/path/to/client-0", str(tmp_path / f"client-{client}"))
+            return start(log, f"{text.rstrip()} --port {free_port()}")
+
+        host, port = address.split(":")
+        text = indented(readme, "flower-superlink --ssl").replace("0.0.0.0", host)
+        start(logs[0], f"{text.rstrip()} --port {port}")
+        wait_until(lambda: "startup complete" in logs[0].read_text(), 60, logs[:1])
+        stranger = node(logs[2], "stranger", 1)
+        wait_until(lambda: stranger.poll() is not None, 120, logs[2:3])
+        for client in range(2):
+            shell(indented(readme, "flwr supernode register"), client_0=f"client-{client}")
+            node(logs[3 + client], f"client-{client}", client)
+        start(logs[1], f"flwr run {app} mine --stream")
+        run = tmp_path / "runs" / "app"
+        wait_until((run / "report.html").exists, 500, logs)
+        wait_until(lambda: "run directory" in logs[1].read_text(), 60, logs)
+    admitted = ["SuperNode ID" in log.read_text() for log in logs[2:]]
+    assert admitted == [False, True, True], logs[2].read_text()
+    stream = logs[1].read_text()
+    assert re.search(r"round 1  loss \S+  personal.accuracy 0\.\d{4}", stream)
+    found = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert f"personal.accuracy {found['personal.accuracy']['mean']:.4f}" in stream
+    evaluated = json.loads((run / "evaluation.json").read_text())["personal"]["clients"]
+    for client, entry in enumerate(evaluated):
+        assert bfl(
+            *("predict", f"client-{client}.state/model.bfl", f"client-{client}.npz"),
+            *("--out", "p.csv"),
+        )[0] == 0  # fmt: skip
+        model = bflcore.load_model(tmp_path / f"client-{client}.state" / "model.bfl")
+        with np.load(tmp_path / f"client-{client}.npz") as file:
+            hits = model.predict(file["x_test"]).labels.numpy() == file["y_test"]
+        assert hits.mean() == entry["accuracy"]

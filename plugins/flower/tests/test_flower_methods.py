@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from bfl_flower.app import DATA, node_problem, without_samples
-from bfl_flower.export import export, refuse
-from bfl_flower.node import MemoryStore, Node
+import bflcore
+from bfl_flower.app import DATA, build_node, without_samples
+from bfl_flower.export import export, form_of, refuse
 from bfl_flower.session import GridSession
-from bflcore.engines.client import ClientWorker
 from bflcore.errors import OptionError
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import assemble, prepare
@@ -57,21 +57,29 @@ def test_an_exported_method_gives_the_local_numbers_on_raw_features(method, tmp_
     prepared = prepare(experiment_of(method))
     execute(prepared, RunDirectory.create(tmp_path / "local", prepared, REGISTRY))
     app = tmp_path / "app"
-    refuse(prepared)
-    export(app, prepared, REGISTRY, with_data=True)
+    refuse(prepared, form_of(prepared))
+    export(app, prepared, REGISTRY, form_of(prepared), with_data=True)
     experiment = resolve(REGISTRY, method, read(app / "experiment.toml"), {})
     nodes = {}
     for client in range(3):
-        own = node_problem(app, experiment, client, app / "nodes" / f"client-{client}.npz")
-        worker = ClientWorker(own, experiment.inference, experiment.run.bins)
-        nodes[10 + client] = Node(client, worker, MemoryStore(tmp_path / f"state-{client}"))
+        data = app / "nodes" / f"client-{client}.npz"
+        nodes[10 + client] = build_node(app, client, data, tmp_path / f"state-{client}")
     server = assemble(experiment, *without_samples(read(app / DATA), experiment))
     family = type(experiment.inference.initial(server.problem))
     session = GridSession(Loopback(nodes), family, range(3))
     execute(server, RunDirectory.create(tmp_path / "flower", server, REGISTRY), session=session)
     assert records(tmp_path / "flower") == records(tmp_path / "local")
+    local = bflcore.load(tmp_path / "local")
+    x = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
+    for client in range(3):  # each node has its own model, and the server has none of them
+        model = bflcore.load_model(tmp_path / f"state-{client}" / "model.bfl")
+        assert torch.equal(model.predict(x).draws, local.client(client).predict(x).draws)
+        with pytest.raises(bflcore.RunError, match="is not here: it is on the machine that"):
+            bflcore.load(tmp_path / "flower").client(client)
 
 
 def test_a_method_that_pools_samples_is_refused_by_its_tag():
+    prepared = prepare(experiment_of("centralised"))
+    form = form_of(prepared)
     with pytest.raises(OptionError, match="inference pooled trains on the pooled samples of all"):
-        refuse(prepare(experiment_of("centralised")))
+        refuse(prepared, form)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import pytest
 import torch
@@ -19,6 +21,16 @@ from bflcore.rounds import calibrate
 from bflcore.testing import problems
 
 from .loopback import Loopback
+
+
+class FineTuned(Map):
+    """Before it predicts, a client's head learns something."""
+
+    name = "fine-tuned"
+
+    def personalise(self, problem, broadcast, cohort):
+        return {name: tensor + 1 for name, tensor in cohort.memory.items()}
+
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -98,6 +110,28 @@ def test_nodes_calibrate_as_the_local_engine_does_to_the_bit(problem, stays, tmp
     assert not problems.difference(found, expected)
     assert found[1] == expected[1]
     assert found[2][0].calibrated
+
+
+def test_ready_clients_send_their_memories_unless_these_stay_on_the_nodes(problem, stays, tmp_path):
+    inference = FineTuned(**attrs.asdict(problems.build(Map), recurse=False))
+    broadcast = problems.first_broadcast(inference, problem)
+    with Local(workers=1).open(problem, inference, 10) as local:
+        expected = list(local.personalise(broadcast, problem.clients))
+    grid = grid_of(
+        problem, inference, (lambda c: MemoryStore(tmp_path / str(c))) if stays else None
+    )
+    kept = {}
+    for number, node in grid.nodes.items():
+        keep = partial(kept.__setitem__, node.client)
+        grid.nodes[number] = attrs.evolve(node, keep=lambda _, own, keep=keep: keep(own))
+    found = list(session_of(grid, inference, problem).personalise(broadcast, problem.clients))
+    if stays:
+        assert found == []
+        found = [kept[client] for client in sorted(kept)]
+    else:
+        assert kept == {}
+    assert [reply.client for reply in found] == [0, 1, 2]
+    assert not problems.difference(found, expected)
 
 
 def test_a_memory_on_the_node_is_that_of_the_round_which_the_server_accepted(problem, tmp_path):

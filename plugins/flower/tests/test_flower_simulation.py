@@ -53,6 +53,11 @@ def test_the_metrics_are_the_local_engines(method, tmp_path):
     expected = records(tmp_path / "local-1")
     assert records(tmp_path / "flower") == expected
     assert records(tmp_path / "local-2") == expected
+    mine, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / run / "models").iterdir()}
+        for run in ("flower", "local-1")
+    )
+    assert mine == theirs  # the clients' models, too
 
 
 def test_the_engine_conforms(tmp_path):

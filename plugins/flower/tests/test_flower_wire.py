@@ -12,7 +12,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bfl_flower.wire import CALIBRATE, EVALUATE, FIT, MalformedError, Task, pack, unpack
+from bfl_flower.wire import (
+    CALIBRATE,
+    EVALUATE,
+    FIT,
+    PERSONALISE,
+    MalformedError,
+    Task,
+    pack,
+    unpack,
+)
 from bflcore import (
     Average,
     Broadcast,
@@ -24,7 +33,7 @@ from bflcore import (
     Point,
     Variational,
 )
-from bflcore.messages import Answer, Evaluation
+from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.rounds import Recipe, run_round
 from bflcore.testing import problems
 from bflcore.testing.problems import Replies
@@ -107,6 +116,22 @@ def test_evaluations_on_test_and_on_validation_samples_come_back_together():
     assert not problems.difference(back, found)
     assert [evaluation.validation for evaluation in back] == [False, True]
     assert [evaluation.ood is None for evaluation in back] == [False, True]
+
+
+@pytest.mark.parametrize("memory", [None, {"personal.mean": torch.arange(3.0)}])
+def test_the_memory_of_a_client_that_is_ready_comes_back_as_it_was(memory):
+    found = answered(Personalised(2, memory), PERSONALISE)
+    assert (found.client, found.memory is None) == (2, memory is None)
+    assert not problems.difference(found.memory, memory)
+
+
+def test_a_model_that_stays_on_its_node_is_no_reply_and_rubbish_is_an_error():
+    of = task(PERSONALISE)
+    assert of.read(of.answer([])) == []
+    (error,) = of.read(RecordDict())
+    assert (error.client, error.stage) == (2, "personalise")
+    back = answered(ClientError(2, "personalise", "out of luck"), PERSONALISE)
+    assert (back.stage, back.reason) == ("personalise", "out of luck")
 
 
 def test_an_error_comes_back_with_its_client_and_stage():
