@@ -124,7 +124,7 @@ def test_nodes_of_a_table_have_its_schema_and_read_tables_of_their_own(bfl, tmp_
     app = tmp_path / "app"
     experiment = experiment_of(app)
     whole = prepare(experiment).problem
-    exported = node_problem(app, experiment, 1, app / "nodes" / "client-1.npz")
+    exported = prepare_node(app, experiment, 1, app / "nodes" / "client-1.npz").problem
     assert torch.equal(exported.initial, whole.initial)
     for name, sums in whole.moments(1).items():
         assert torch.equal(exported.moments(1)[name], sums)
@@ -132,14 +132,14 @@ def test_nodes_of_a_table_have_its_schema_and_read_tables_of_their_own(bfl, tmp_
     mine = [line.split(",") for line in lines if ",ukb," in line]
     rows = [f"{outcome},{ward},x,{age}" for age, ward, _, outcome in mine]
     (tmp_path / "ukb.csv").write_text("\n".join(["outcome,ward,zip,age", *rows]) + "\n")
-    own = node_problem(app, experiment, 1, tmp_path / "ukb.csv")
+    own = prepare_node(app, experiment, 1, tmp_path / "ukb.csv").problem
     assert (own.train.size(1), own.test.size(1)) == (24, 6)
     together = [torch.cat([part.of(1)[0] for part in (of.train, of.test)]) for of in (own, whole)]
     ours, theirs = (sorted(map(str, x.tolist())) for x in together)
     assert ours == theirs
     (tmp_path / "ukb.csv").write_text("age,ward,outcome\n1,er,dead\n")
     with pytest.raises(DataError, match="column outcome has 'dead'; allowed: mild, severe"):
-        node_problem(app, experiment, 1, tmp_path / "ukb.csv")
+        prepare_node(app, experiment, 1, tmp_path / "ukb.csv").problem
 
 
 def test_a_node_of_arrays_does_not_read_tables(bfl, tmp_path):
@@ -147,7 +147,7 @@ def test_a_node_of_arrays_does_not_read_tables(bfl, tmp_path):
     patients(tmp_path / "ukb.csv")
     app = tmp_path / "app"
     with pytest.raises(DataError, match="was not exported from a table; give an .npz file"):
-        node_problem(app, experiment_of(app), 1, tmp_path / "ukb.csv")
+        prepare_node(app, experiment_of(app), 1, tmp_path / "ukb.csv").problem
 
 
 def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
