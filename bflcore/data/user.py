@@ -16,6 +16,7 @@ from bflcore.data.schema import NUMBER, Column, Schema
 from bflcore.data.tables import SUFFIXES, Table, missing, read_folder, read_table, texts
 from bflcore.data.targets import Targets, owners_of, targets_of
 from bflcore.errors import DataError, OptionError
+from bflcore.files import check_unpacked
 from bflcore.lazy import lazy
 from bflcore.options import component, option
 
@@ -36,7 +37,9 @@ ALLOWED = ("x", "y", "client", "x_test", "y_test", "client_test")
 
 # What numpy and zipfile raise for files that are damaged, encrypted, or not an archive.
 UNREADABLE = (
+    MemoryError,
     OSError,
+    OverflowError,
     ValueError,
     zipfile.BadZipFile,
     zlib.error,
@@ -144,8 +147,15 @@ def is_own(text: str) -> bool:
         Path(text).suffix.lower() in {".npz", *SUFFIXES}
         or text == MEMORY
         or any(separator in text for separator in separators)
-        or Path(text).is_dir()
+        or _is_folder(text)
     )
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).is_dir()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def load_npz(
@@ -281,6 +291,7 @@ def _known(where: str, labels: Any, classes: int) -> Targets:
 
 
 def _read(path: Path) -> Arrays:
+    check_unpacked(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             return Arrays({name: file[name] for name in file.files}, str(path))

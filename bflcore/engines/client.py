@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable
-from bflcore.messages import Answer, Evaluation, Personalised
+from bflcore.messages import Answer, Evaluation, LocalResult, Personalised
 from bflcore.problem import metrics
 from bflcore.problem.calibration import base as calibration
 from bflcore.problem.ood import ood_sums, ood_unit_scores
@@ -37,6 +37,8 @@ Stage = Literal["survey", "fit", "calibrate", "evaluate", "personalise"]
 Sums = dict[str, Tensor]
 
 BLOCK = 2048  # samples predicted at a time; bounds memory
+# What an inference may raise at the cost of its client only: all but an interruption by the user.
+FAILURES = (Exception, SystemExit, GeneratorExit)
 
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
@@ -68,7 +70,7 @@ class ClientWorker:
         for client in clients:
             try:
                 replies.append(Answer(client, self._answer(problem, client)))
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "survey", error, self.inference))
         return replies
 
@@ -84,7 +86,7 @@ class ClientWorker:
         """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
         try:
             return [self._fit_together(broadcast, clients, memories)]
-        except Exception as error:
+        except FAILURES as error:
             if len(clients) == 1:
                 return [_blame(clients[0], "fit", error, self.inference)]
             return [
@@ -101,7 +103,7 @@ class ClientWorker:
         for client, memory in zip(clients, memories, strict=True):
             try:
                 replies += self._evaluate_one(broadcast, client, memory)
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "evaluate", error, self.inference))
         return replies
 
@@ -114,7 +116,7 @@ class ClientWorker:
             try:
                 problem, cohort = self._personalised(broadcast, client, memory)
                 replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "calibrate", error, self.inference))
         return replies
 
@@ -130,7 +132,7 @@ class ClientWorker:
                 changed = None if _equal(own, memory) else own
                 sums = self._kept_sums(problem, broadcast, cohort)
                 replies.append(Personalised(client, changed, sums))
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "personalise", error, self.inference))
         return replies
 
@@ -152,16 +154,28 @@ class ClientWorker:
     def _check(self, result: LocalResult, cohort: Cohort) -> None:
         """Raise `OptionError` for what other processes could not be sent, or would mix up."""
         name = f"inference {self.inference.name}"
+        if not isinstance(result, LocalResult):
+            raise OptionError(f"{name} returned {type(result).__name__}; return a LocalResult")
         if tuple(result.clients) != cohort.clients:
             raise OptionError(
                 f"{name} returned clients {result.clients} for {cohort.clients}; return the rows "
                 "in the cohort's order"
             )
-        for field, tensors in (("posterior", result.posterior.pack()), ("memory", result.memory)):
+        fields = {
+            "posterior": result.posterior.pack(),
+            "memory": result.memory,
+            "statistic": result.statistics,
+        }
+        for field, tensors in fields.items():
             for one, tensor in tensors.items():
-                if tensor.requires_grad:
+                if getattr(tensor, "requires_grad", False):
                     raise OptionError(
                         f"{name} returned a {field} whose {one} requires grad; detach it"
+                    )
+                if type(tensor) is not torch.Tensor:
+                    raise OptionError(
+                        f"{name} returned a {field} whose {one} is {type(tensor).__name__}; return "
+                        "a torch.Tensor"
                     )
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
