@@ -6,8 +6,9 @@ import gzip
 import math
 import struct
 import zlib
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from bflcore.errors import DataError
 from bflcore.files import check_fits
@@ -50,7 +51,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-def _shape(path: Path, file: IO[bytes]) -> tuple[int, ...]:
+def _shape(path: Path, file: gzip.GzipFile | BufferedReader) -> tuple[int, ...]:
     """Read the header of an idx file: the sizes of its axes."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != UNSIGNED_BYTE:

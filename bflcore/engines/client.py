@@ -326,7 +326,9 @@ def _measure(predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = T
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blame(client: int, stage: Stage, error: Exception, inference: LocalInference) -> ClientError:
+def _blame(
+    client: int, stage: Stage, error: BaseException, inference: LocalInference
+) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
     if isinstance(error, ClientError):
         return error

@@ -139,7 +139,7 @@ def test_nodes_of_a_table_have_its_schema_and_read_tables_of_their_own(bfl, tmp_
     assert ours == theirs
     (tmp_path / "ukb.csv").write_text("age,ward,outcome\n1,er,dead\n")
     with pytest.raises(DataError, match="column outcome has 'dead'; allowed: mild, severe"):
-        prepare_node(app, experiment, 1, tmp_path / "ukb.csv").problem
+        prepare_node(app, experiment, 1, tmp_path / "ukb.csv")
 
 
 def test_a_node_of_arrays_does_not_read_tables(bfl, tmp_path):
@@ -147,7 +147,7 @@ def test_a_node_of_arrays_does_not_read_tables(bfl, tmp_path):
     patients(tmp_path / "ukb.csv")
     app = tmp_path / "app"
     with pytest.raises(DataError, match="was not exported from a table; give an .npz file"):
-        prepare_node(app, experiment_of(app), 1, tmp_path / "ukb.csv").problem
+        prepare_node(app, experiment_of(app), 1, tmp_path / "ukb.csv")
 
 
 def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
