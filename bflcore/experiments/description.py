@@ -137,9 +137,11 @@ def _clients(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     found = []
     for number, train in enumerate(partition.train):
         test = partition.test[number]
-        split_off = (partition.validation, partition.calibration)
-        held: list[Any] = [parts[number] if parts else () for parts in split_off]
-        own = [*train[:1], *(() if partition.held_out else test[:1])]
+        held: list[Any] = [
+            parts[number] if parts else ()
+            for parts in (partition.validation, partition.calibration)
+        ]
+        own = [*train[:1], *held[0][:1], *(() if partition.held_out else test[:1])]
         owner = number
         if owned and own and dataset.client is not None:
             owner = int(dataset.client[own[0]])
