@@ -189,7 +189,7 @@ def _import_file(spec: str, file: Path) -> ModuleType:
 
 def _execute(spec: str, file: Path) -> ModuleType:
     """Execute a file that is kept with a run, whatever else has its name."""
-    name = f"stored_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}_{file.stem}"
+    name = f"stored_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.spec_from_file_location(name, file)
