@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 # Extras only where there are some: pip finds a plugin that another one needs by its plain name.
-EDITABLE := -e '.[data,sklearn,onnx,parquet,test,dev,tensorboard,mlflow]' $(foreach plugin,$(PLUGINS),\
+EDITABLE := -e '.[data,sklearn,onnx,tables,test,dev,tensorboard,mlflow]' $(foreach plugin,$(PLUGINS),\
 	-e '$(patsubst %/,%,$(dir $(plugin)))$(if $(shell grep '^test = ' $(plugin)),[test])')
 TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py examples/*/bfl_*/plugin.py))
 

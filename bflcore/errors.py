@@ -13,10 +13,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bflcore.options import Component
+from typing import ClassVar, Protocol
 
 __all__ = [
     "BflError",
@@ -36,6 +33,13 @@ __all__ = [
 
 CORE = Path(__file__).parent
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+class Part(Protocol):
+    """What an error says of a component."""
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
 
 
 class BflError(Exception):
@@ -128,7 +132,7 @@ def described(error: BaseException, part: object) -> str:
 
 
 @contextmanager
-def blamed(part: Component, round: int) -> Iterator[None]:
+def blamed(part: Part, round: int) -> Iterator[None]:
     """Raise `RoundError` with the part's name, file and line for whatever the part raises.
 
     What bflcore raises on purpose passes.

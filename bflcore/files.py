@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replace_file", "sync", "write_text"]
+from bflcore.errors import DataError
+
+__all__ = ["check_fits", "check_unpacked", "replace_file", "sync", "write_text"]
 
 
 @contextmanager
@@ -35,6 +38,36 @@ def write_text(path: Path, text: str) -> None:
     """Replace the content of a text file."""
     with replace_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def check_unpacked(path: Path) -> None:
+    """Raise `DataError` if what a zip archive says that it holds does not fit in memory.
+
+    Other files pass: whoever reads them finds out.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_fits(path, sum(member.file_size for member in archive.infolist()))
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return
+
+
+def check_fits(path: Path, size: int) -> None:
+    """Raise `DataError` if `size` bytes are more than half of this machine's memory."""
+    allowed = memory() // 2
+    if size > allowed:
+        raise DataError(
+            f"{path} would need {size / 2**30:,.1f} GiB of memory; allowed: {allowed / 2**30:,.1f} "
+            "GiB, half of this machine's; divide the file"
+        )
+
+
+def memory() -> int:
+    """Return the bytes of memory of this machine; 16 GiB where that is unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 16 * 2**30
 
 
 def sync(path: Path) -> None:

@@ -62,9 +62,13 @@ class Broadcast:
         return within(self.hyper, CALIBRATION)
 
     def followed_by(self, following: Broadcast) -> Broadcast:
-        """Return the `following` round's broadcast with what never changes during a run."""
+        """Return the `following` round's broadcast with what never changes during a run.
+
+        A calibration was that of an earlier round.
+        """
         lasting = {name: t for name, t in self.hyper.items() if name.startswith(SURVEY)}
-        hyper = {**lasting, **following.hyper}
+        new = {n: t for n, t in following.hyper.items() if not n.startswith(CALIBRATION)}
+        hyper = {**lasting, **new}
         return attrs.evolve(following, hyper=hyper, first_prior=self.first_prior)
 
     def pack(self) -> dict[str, Tensor]:

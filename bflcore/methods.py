@@ -112,9 +112,11 @@ class FedAvg(Method):
 class FedVI(Method):
     """Train one shared mean-field Gaussian under a fixed prior; fuse it by any rule.
 
-    The options are the study's; `local-reparameterisation` is the faster estimator.
+    The options are the study's, but for the prior, which it does not print: it is chosen on
+    validation samples (docs/results/defaults.md). `local-reparameterisation` is the faster
+    estimator.
     """
 
     name = "fedvi"
     reference = "Fischer et al. 2024"
-    inference = Variational(estimator="flipout", lr_decay=0.04, lr_decay_after=50)
+    inference = Variational(estimator="flipout", prior_sigma=10.0, lr_decay=0.04, lr_decay_after=50)

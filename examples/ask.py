@@ -57,9 +57,9 @@ def main(picture: str, first: str, *others: str) -> None:
 
 
 def guesses(probabilities: list[float]) -> str:
-    """Return the likely digits with their probabilities, the likeliest first."""
+    """Return up to three likely digits with their probabilities, the likeliest first."""
     ranked = sorted(enumerate(probabilities), key=lambda pair: -pair[1])
-    return ", ".join(f"{digit} ({100 * p:.0f} %)" for digit, p in ranked if p >= 0.1)
+    return ", ".join(f"{digit} ({100 * p:.0f} %)" for digit, p in ranked[:3] if p >= 0.1)
 
 
 def draw(asked: dict[str, Images], found: bflcore.ClassPrediction, out: Path) -> None:
@@ -71,7 +71,7 @@ def draw(asked: dict[str, Images], found: bflcore.ClassPrediction, out: Path) ->
         upper[i].imshow(image[0], cmap="gray_r")
         upper[i].set_axis_off()
         upper[i].set_title(name)
-        lower[i].bar(range(10), found.probabilities[i], yerr=scatter[i], color="#0072B2")
+        lower[i].bar(range(10), found.probabilities[i].tolist(), yerr=scatter[i].tolist())
         lower[i].set(ylim=(0, 1), xticks=range(10))
     lower[0].set_ylabel("probability")
     figure.savefig(out, dpi=100)

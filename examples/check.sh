@@ -28,11 +28,13 @@ bfl check-plugin swag
 python -m pytest -q -p no:cacheprovider example/tests
 bfl run swag --data synthetic --rounds 2 --quiet
 
-bfl new-plugin fed-pull
-# shellcheck disable=SC2086
-$python $install ./bfl-fed-pull
-bfl check-plugin fed-pull
-python -m pytest -q -p no:cacheprovider bfl-fed-pull
-bfl run fed-pull --data synthetic --rounds 2 --quiet
+for kind in inference method aggregator hyper dataset model; do
+  bfl new-plugin "new-$kind" --kind "$kind"
+  # shellcheck disable=SC2086
+  $python $install "./bfl-new-$kind"
+  bfl check-plugin "new-$kind"
+  python -m pytest -q -p no:cacheprovider "bfl-new-$kind"
+done
+bfl run new-inference --data synthetic --rounds 2 --quiet
 python -c "import sys, bflcore; sys.exit(bflcore.__file__.startswith('$root'))"
-echo "the core, the example and a new plugin work from their wheels"
+echo "the core, the example and new plugins work from their wheels"

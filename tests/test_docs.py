@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 import sys
 import textwrap
@@ -12,16 +13,19 @@ from pathlib import Path
 import click
 import pytest
 
+from bflcore import Aggregator, HyperUpdate, LocalInference
 from bflcore.cli import bfl as group
 from bflcore.options import options_of
 from bflcore.options.kinds import CONFIGURABLE, KINDS
 from bflcore.options.settings import SETTINGS
-from bflcore.registry.loading import Plugin, Registry, load_registry
-from bflcore.testing import checks
+from bflcore.registry import builtin
+from bflcore.registry.loading import Plugin, load_registry, read_plugins
+from bflcore.testing import checks, method_checks
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+GUIDE = ROOT / "docs" / "writing-plugins.md"
 PAGES = [
     README,
     CONTRIBUTING,
@@ -106,6 +110,7 @@ def of_column(header):
         ("aggregator", "aggregator"),
         ("weighting", "weighting"),
         ("hyper", "hyper"),
+        ("calibrator", "calibrator"),
     ],
 )
 def test_the_readme_lists_every_component(word, kind):
@@ -205,13 +210,17 @@ def test_options_that_a_page_sets_exist(page):
         for component in REGISTRY.of(kind).values()
         for option in options_of(component)
         for name in (option.name, *option.aliases)
+    } | {
+        f"calibrator.{component.name}.{option.name}"
+        for component in REGISTRY.calibrators.values()
+        for option in options_of(component)
     }
     kinds = "|".join(CONFIGURABLE)
     mentioned = {
         option
         for span in spans(page.read_text(encoding="utf-8"))
         for option in [
-            *re.findall(r"-o ([a-z-]+\.[a-z]\w*)", span),
+            *re.findall(r"-o ((?:calibrator\.)?[a-z-]+\.[a-z]\w*)", span),
             *re.findall(rf"^((?:{kinds})\.[a-z]\w*) ?=", span),
         ]
     }
@@ -229,33 +238,60 @@ def test_flags_that_a_page_mentions_exist(page):
     assert mentioned - FLAGS - FOREIGN_FLAGS.keys() - benchmark_flags() == set()
 
 
-@pytest.fixture
-def example(monkeypatch):
-    """Execute CONTRIBUTING's Python blocks in one module; return what it defines."""
-    text = CONTRIBUTING.read_text(encoding="utf-8")
+@pytest.fixture(params=[CONTRIBUTING, GUIDE], ids=lambda page: page.stem)
+def example(request, monkeypatch):
+    """Execute a page's Python blocks in one module; return what it defines."""
+    text = request.param.read_text(encoding="utf-8")
     blocks = re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
-    assert blocks, "CONTRIBUTING.md has no Python example"
+    assert blocks, f"{request.param} has no Python example"
     imported = re.findall(r"^ *from (bfl_\w+)(\.\w+)? import", text, re.MULTILINE)
     names = {"".join(parts) for parts in imported} | {"bfl_mine.plugin"}
     module = types.ModuleType("bfl_mine.plugin")
     for name in names | {name.partition(".")[0] for name in names}:
         monkeypatch.setitem(sys.modules, name, module)
     for block in blocks:
-        exec(compile(textwrap.dedent(block), str(CONTRIBUTING), "exec"), vars(module))
+        exec(compile(textwrap.dedent(block), str(request.param), "exec"), vars(module))
     return vars(module)
 
 
-def test_the_example_of_contributing_registers_components_that_pass_the_checks(example):
+def test_the_examples_for_authors_register_components_that_pass_the_checks(example, monkeypatch):
     hooks = {kind.hook for kind in KINDS}
     implemented = [name for name in example if name.startswith("bfl_")]
     assert implemented
     assert set(implemented) <= hooks
     components = [component for name in implemented for component in example[name]()]
-    registry = Registry()
+    registry = read_plugins(builtin)
     registry.add(Plugin("bfl-mine", "1", "bfl_mine.plugin"), components)
+    monkeypatch.setattr(method_checks, "_registry", lambda _: registry)  # as if it were installed
     for component in components:
         assert registry.of(component.kind)[component.name] is component
         outcomes = {check.name: check.outcome() for check in checks(component)}
         # The example has no file that could be imported without torch.
         outcomes.pop("declares itself without torch")
         assert {n: o.reason for n, o in outcomes.items() if o.state == "failed"} == {}
+
+
+def rows_under(header):
+    """Return the rows of the guide's table with this first header."""
+    found = [table for table in tables(GUIDE.read_text(encoding="utf-8")) if table[0][0] == header]
+    assert len(found) == 1, header
+    return found[0][1:]
+
+
+def test_the_guide_gives_every_tag_of_an_aggregator_with_its_promise():
+    listed = {name.strip("`"): promise for name, promise in rows_under("tag")}
+    assert listed == dict(Aggregator.known_tags)
+
+
+@pytest.mark.parametrize("kind", [LocalInference, HyperUpdate])
+def test_the_guide_names_every_other_tag(kind):
+    text = " ".join(GUIDE.read_text(encoding="utf-8").split())
+    for tag, promise in kind.known_tags.items():
+        assert f"`{tag}`" in text
+        assert promise.replace("(declared)", "").replace("(checked)", "").strip() in text
+
+
+def test_what_the_guide_calls_public_is_exported_by_its_module():
+    for module, names in rows_under("module"):
+        exported = importlib.import_module(module.strip("`")).__all__
+        assert named(names) | {n.strip("`") for n in names.split(", ")} <= set(exported)

@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bflcore.files import replace_file, write_text
+from bflcore.errors import DataError
+from bflcore.files import check_fits, check_unpacked, memory, replace_file, write_text
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
@@ -61,3 +63,19 @@ def test_a_file_is_as_readable_as_any_other_whoever_wrote_it(tmp_path):
         save_file({"w": torch.zeros(1)}, aside)  # writes private files
     expected = (tmp_path / "any").stat().st_mode
     assert (tmp_path / "a.safetensors").stat().st_mode == expected
+
+
+def test_an_archive_that_does_not_fit_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(3_000_000, np.uint8))
+    assert (tmp_path / "a.npz").stat().st_size < 10_000
+    check_unpacked(tmp_path / "a.npz")
+    monkeypatch.setattr("bflcore.files.memory", lambda: 4_000_000)
+    with pytest.raises(DataError, match="a.npz would need 0.0 GiB of memory; allowed: 0.0 GiB"):
+        check_unpacked(tmp_path / "a.npz")
+    (tmp_path / "b.npz").write_bytes(b"not an archive")
+    check_unpacked(tmp_path / "b.npz")  # whoever reads it finds out
+
+
+def test_the_machines_memory_is_known():
+    assert 2**28 < memory() < 2**50
+    check_fits(Path("a"), memory() // 4)

@@ -80,3 +80,12 @@ def test_selected_clients_keep_what_is_theirs():
             assert torch.equal(theirs.mean, all_of_them.mean[[2, 0]])
         else:
             assert all(torch.equal(theirs[k], t[[2, 0]]) for k, t in all_of_them.items())
+
+
+def test_a_calibration_belongs_to_the_round_after_which_it_was_made():
+    sums = {"calibration.ood.examples": torch.tensor(3), "survey.examples": torch.tensor(9)}
+    before = Broadcast(3, gaussian(2), gaussian(2), sums)
+    after = before.followed_by(Broadcast(4, gaussian(2), gaussian(2), dict(before.hyper)))
+    assert list(before.calibration) == ["ood.examples"]
+    assert after.calibration == {}
+    assert after.survey.keys() == {"examples"}

@@ -47,14 +47,18 @@ def own_data(data: Any, flags: Mapping[str, Any]) -> tuple[Table | Arrays, dict[
 
 
 def as_table(data: Any) -> Table | None:
-    """Return a data frame, a dict of columns, a list of dicts or a Hugging Face data set as a table.
+    """Return a data frame, dict of columns, list of dicts or Hugging Face data set as a table.
 
     None for anything else, such as an array.
     """
     if isinstance(data, Mapping):
         if any(hasattr(split, "column_names") for split in data.values()):
             raise DataError(f"data has the splits {', '.join(data)}; give one of them")
-        return Table({str(name): np.asarray(values) for name, values in data.items()})
+        columns = {str(name): np.asarray(values) for name, values in data.items()}
+        lengths = {name: column.shape[:1] for name, column in columns.items()}
+        if len({*lengths.values()}) > 1:
+            raise DataError(f"data: columns have different lengths: {lengths}; give them the same")
+        return Table(columns)
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
         rows = {str(name): _objects([row.get(name) for row in data]) for name in names}
@@ -80,8 +84,8 @@ def _items(data: Any) -> dict[str, Any]:
     first = data[0]
     if not isinstance(first, tuple | list) or len(first) not in {2, 3}:
         raise DataError(
-            f"data: an item of {type(data).__name__} is {type(first).__name__}; allowed: (x, y), or "
-            "(x, y, client)"
+            f"data: an item of {type(data).__name__} is {type(first).__name__}; allowed: (x, y) "
+            "or (x, y, client)"
         )
     columns = zip(*(data[place] for place in range(len(data))), strict=True)
     return {

@@ -31,10 +31,10 @@ def samples(x: Any, described: Description) -> Tensor:
     """Return raw samples as the run's own samples were before standardisation: ``[B, ...]``.
 
     `x` is a tensor, an array or a list ``[B, *shape]``; bytes are scaled as those of the training
-    data were. Where the run was trained on a table, `x` is one, too: a data frame, a dict of columns
-    or a list of dicts; of numbers alone, also an array ``[B, columns]``. Missing values become NaN;
-    what is ignored is a warning. Raises `DataError` for another shape or type, or for values that
-    are not finite.
+    data were. Where the run was trained on a table, `x` is one, too: a data frame, a dict of
+    columns or a list of dicts; of numbers alone, also an array ``[B, columns]``. Missing values
+    become NaN; what is ignored is a warning. Raises `DataError` for another shape or type, or for
+    values that are not finite.
     """
     if described.schema is not None:
         found = _of_table(x, described.schema)
@@ -83,8 +83,8 @@ def _of_table(x: Any, schema: Schema) -> Any:
         names = ", ".join(column.name for column in schema.columns[:5])
         more = ", ..." if len(schema.columns) > 5 else ""
         raise DataError(
-            f"x has shape {list(given.shape)}, but the model was trained on a table with the columns "
-            f"{names}{more}; give a data frame or a list of dicts"
+            f"x has shape {list(given.shape)}, but the model was trained on a table with the "
+            f"columns {names}{more}; give a data frame or a list of dicts"
         )
     if np.isinf(given).any():
         raise DataError("x has infinity; remove it")
@@ -161,7 +161,7 @@ def _parquet(path: Path, shape: tuple[int, ...]) -> Any:
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
-            f"{path}: a .parquet file needs pyarrow: pip install 'bflcore[parquet]'"
+            f"{path}: a .parquet file needs pyarrow: pip install 'bflcore[tables]'"
         ) from None
     columns = pq.read_table(path).to_pydict()
     return _shaped(path, np.array([*columns.values()], np.float32).T, shape)

@@ -169,7 +169,10 @@ class ClassPrediction(Prediction):
 
         See `contains`.
         """
-        inside, order = self.contains(coverage), self.probabilities.argsort(1, descending=True)
+        return self._named(self.contains(coverage))
+
+    def _named(self, inside: Tensor) -> list[list[str]]:
+        order = self.probabilities.argsort(1, descending=True)
         return [
             [self.classes[c] for c in row if members[c]]
             for row, members in zip(order.tolist(), inside.tolist(), strict=True)
@@ -181,8 +184,10 @@ class ClassPrediction(Prediction):
         A calibrated run adds ``set``, names of classes joined by ``|``, and `out_of_distribution`.
         """
         found = self._uncertainties
-        gives_sets = coverage is not None or self._region(0.9) is not None
-        sets = ["|".join(names) for names in self.set(coverage or 0.9)] if gives_sets else []
+        inside = self._region(0.9) if coverage is None else self.contains(coverage)
+        sets: dict[str, list[object]] = {}
+        if inside is not None:
+            sets = {"set": ["|".join(names) for names in self._named(inside)]}
         return {
             "label": list(self.names),
             **{
@@ -191,7 +196,7 @@ class ClassPrediction(Prediction):
             },
             "entropy": self.entropy.tolist(),
             **{name: found[name].tolist() for name in ("epistemic", "aleatoric")},
-            **({"set": list(sets)} if gives_sets else {}),
+            **sets,
             **self._flags(),
         }
 

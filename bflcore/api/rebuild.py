@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -42,12 +43,17 @@ def settings_of(values: Mapping[str, Any], where: object) -> dict[str, Any]:
 
 
 def rebuild(
-    registry: Registry, values: Mapping[str, Any], description: Description, device: str = ""
+    registry: Registry,
+    values: Mapping[str, Any],
+    description: Description,
+    device: str = "",
+    sources: Path | None = None,
 ) -> tuple[Problem, LocalInference]:
     """Return the problem and the inference of a run, without its samples.
 
     `values` have the form of ``experiment.toml``, of which only what predictions need is read:
-    other parts, the data set and the engine need not be installed. Raises `OptionError` if a
+    other parts, the data set and the engine need not be installed. `sources` is the folder that
+    keeps the module of the user's own network, which is executed. Raises `OptionError` if a
     component is not installed, or if the device is not available.
     """
     top = {declared.name for declared in options_of(RunSettings)} - {"log"}
@@ -57,7 +63,7 @@ def rebuild(
     own = ":" in model
     problem = build_problem(
         run,
-        load_factory(model) if own else _component(registry, "model", values),
+        load_factory(model, sources) if own else _component(registry, "model", values),
         _component(registry, "likelihood", values),
         *description.without_samples(),
         novel=description.novel,

@@ -199,7 +199,7 @@ class Run:
         self._check_finished()
         registry = loading.load_registry()
         problem, inference = rebuild.rebuild(
-            registry, self._settings, self._description, self._device
+            registry, self._settings, self._description, self._device, self._folder.sources
         )
         checkpoints = self._folder.checkpoints
         saved = checkpoints.read(type(inference.initial(problem)), problem.device)
@@ -250,9 +250,10 @@ def run(
     local_epochs=3``. `data` may also be what Python holds: a data frame or a dict of columns
     (``target="outcome", client="hospital"``), a dict or a tuple of arrays x, y and client, samples
     ``[N, ...]`` with arrays as `target` and `client`, a torch or a Hugging Face data set. They are
-    not kept: to continue such a run, see `resume`. `options` are those of ``-o``: ``{"inference.kl_weight": 0.3}``. `out` is the
-    run directory (default: a new folder under runs/). `progress` prints a line per round, or is
-    called with its number, its loss and its record. What ``bfl run`` warns of is a warning here.
+    not kept: to continue such a run, see `resume`. `options` are those of ``-o``:
+    ``{"inference.kl_weight": 0.3}``. `out` is the run directory (default: a new folder under
+    runs/). `progress` prints a line per round, or is called with its number, its loss and its
+    record. What ``bfl run`` warns of is a warning here.
     Raises `BflError` for a mistake, as the command line does.
     """
     registry = loading.load_registry()
@@ -290,6 +291,8 @@ def resume(
     they were arrays. Raises `RunError` if anything that its results depend on has changed.
     """
     registry, path = loading.load_registry(), Path(path)
+    if isinstance(data, str | Path):
+        raise OptionError(f"data: {path} knows its file or data set; leave data out")
     own, _ = _own({"data": data, "target": target, "client": client})
     prepared, folder, changes = resuming.reopen(path, registry, own)
     if changes:

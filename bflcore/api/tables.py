@@ -50,7 +50,7 @@ def check_table(path: Path) -> None:
             f"{', '.join(WRITERS)}"
         )
     if path.suffix == ".parquet" and not find_spec("pyarrow"):
-        raise RunError("--out: a .parquet file needs pyarrow: pip install 'bflcore[parquet]'")
+        raise RunError("--out: a .parquet file needs pyarrow: pip install 'bflcore[tables]'")
 
 
 def write_table(path: Path, columns: Columns) -> None:

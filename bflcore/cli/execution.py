@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,12 +41,14 @@ def execute_and_report(
         click.echo(f"warning: {text}", err=True)
     for text in () if quiet or done else prepared.notes:
         click.echo(text, err=True)
+    silent = quiet or as_json
     try:
-        with show_progress(prepared.experiment, quiet=quiet or as_json, done=done) as progress:
+        with _tidy_end(), show_progress(prepared.experiment, quiet=silent, done=done) as progress:
             summary = execute(prepared, directory, progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         click.echo(f"interrupted: {_how_to_continue(checkpoints.reached, path)}", err=True)
-        raise click.exceptions.Exit(130) from None
+        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
+        raise click.exceptions.Exit(128 + number) from None
     except RoundError as error:
         raise RoundError(f"{error}. {_how_to_continue(checkpoints.reached, path)}") from None
     from bflcore.report import write_report  # not sooner: a run should begin at once
@@ -53,6 +59,27 @@ def execute_and_report(
     elif not quiet:
         print_final(path)
         click.echo(f"run directory: {path}\nreport: {report}")
+
+
+class Ended(KeyboardInterrupt):
+    """The system asked the run to end; its argument is the number of the signal."""
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the run as Ctrl-C does: nothing is left behind or lost."""
+
+    def end(number: int, _: object) -> None:
+        raise Ended(number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = [signal.signal(number, end) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _how_to_continue(reached: int | None, path: Path) -> str:

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from bflcore.cli.columns import columns
+from bflcore.cli.template import COMMANDS, write_plugin
 from bflcore.errors import OptionError, unknown
 from bflcore.registry.loading import Plugin, Registry, load_registry
 
@@ -52,28 +54,35 @@ def check_plugin(name: str, everything: bool, as_json: bool) -> int:
         click.echo(json.dumps(rows, indent=2))
     else:
         click.echo("\n".join(_table(plugin, rows, everything)))
+        click.echo("".join(_unchecked(registry, plugin)), nl=False)
     return 1 if any(row["state"] == "failed" for row in rows) else 0
 
 
 @click.command("new-plugin")
 @click.argument("name")
+@click.option(
+    "--kind",
+    type=click.Choice(list(COMMANDS)),
+    default="inference",
+    show_default=True,
+    help="what it contributes (an inference comes with a method)",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="folder to create [default: bfl-NAME]")
-def new_plugin(name: str, out: Path | None) -> None:
-    """Write a distribution bfl-NAME with a method of that name: complete, installable, tested."""
-    from bflcore.cli.template import write_plugin
-
+def new_plugin(name: str, kind: str, out: Path | None) -> None:
+    """Write a distribution bfl-NAME with a component: complete, installable, tested."""
+    name = name.removeprefix("bfl-")
     registry = load_registry()
-    for kind in ("method", "inference"):
-        if name in registry.of(kind):
-            owner = registry.owner(kind, name)
+    for taken in ("method", "inference") if kind == "inference" else (kind,):
+        if name in registry.of(taken):
+            owner = registry.owner(taken, name)
             raise OptionError(
-                f"NAME: {name!r} is taken: {kind} {name} of {owner}; choose another name"
+                f"NAME: {name!r} is taken: {taken} {name} of {owner}; choose another name"
             )
     folder = out or Path(f"bfl-{name}")
-    written = write_plugin(name, folder)
+    written = write_plugin(name, folder, kind)
     click.echo("\n".join(f"  {path}" for path in written))
     click.echo(f"\nNext: pip install -e '{folder}[test]' && bfl check-plugin {name}")
-    click.echo(f"      bfl run {name} --data digits && pytest {folder}")
+    click.echo(f"      {Template(COMMANDS[kind]).substitute(name=name)} && pytest {folder}")
 
 
 def _plugin(registry: Registry, name: str) -> Plugin:
@@ -122,6 +131,15 @@ def _table(plugin: Plugin, rows: list[dict[str, Any]], everything: bool) -> Iter
                 yield f"      {row['state']}  {row['check']}{reason}"
     failed = sum(row["state"] == "failed" for row in rows)
     yield f"{len(rows)} checks, {failed or 'none'} failed"
+
+
+def _unchecked(registry: Registry, plugin: Plugin) -> Iterator[str]:
+    """Say which laws an aggregator does not claim: they were not checked."""
+    for kind, name in plugin.components:
+        part = registry.of(kind)[name]
+        missing = [tag for tag in part.known_tags if tag not in part.tags]
+        if kind == "aggregator" and missing:
+            yield f"not checked, because {name} does not claim them: {', '.join(missing)}\n"
 
 
 def _counts(rows: list[dict[str, Any]]) -> str:

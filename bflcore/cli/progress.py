@@ -36,16 +36,12 @@ def print_header(prepared: Prepared, path: Path) -> None:
         f"{train} training and {test} test samples, {problem.layout.total} parameters",
         err=True,
     )
-    notes = [
-        f"{experiment.run.rounds} rounds",
-        experiment.engine.workplace(problem, experiment.inference),
-    ]
+    rounds = experiment.run.rounds
+    where = experiment.engine.workplace(problem, experiment.inference)
+    notes = [f"{rounds} round{'s' if rounds > 1 else ''}", where]
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)
-    untested = [str(one.id) for one in known if not one.test]
-    if untested and test:
-        click.echo(f"clients without test samples: {', '.join(untested)}", err=True)
 
 
 def print_final(path: Path) -> None:
@@ -107,7 +103,7 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
                 latest = _two(record)
                 for failure in record["dropped"]:
                     bar.console.print(_drop(failure), style="yellow")
-            bar.update(task, completed=number, metrics=latest)
+            bar.update(task, completed=number, metrics=latest or f"loss {loss:.3f}")
 
         yield progress
 
@@ -161,4 +157,5 @@ def _two(record: Record) -> str:
 
 
 def _drop(failure: Record) -> str:
-    return f"round {failure['round']}: client {failure.get('id', failure['client'])} dropped: {failure['reason']}"
+    client = failure.get("id", failure["client"])
+    return f"round {failure['round']}: client {client} dropped: {failure['reason']}"

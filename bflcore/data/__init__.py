@@ -1,6 +1,6 @@
 """Data sets and how they are divided among clients."""
 
-from bflcore.data.base import Dataset, DataSource, centred
+from bflcore.data.base import Dataset, DataSource, centred, encoded
 from bflcore.data.partition import PARTITIONERS, Partition, Partitioner, divide
 from bflcore.data.sources import DATASETS
 
@@ -13,4 +13,5 @@ __all__ = [
     "Partitioner",
     "centred",
     "divide",
+    "encoded",
 ]

@@ -47,7 +47,7 @@ def foreign_samples(
     """Return at most `COUNT` samples ``[N, ...]``, drawn by `rng` and scaled like the data's.
 
     They are those of `source`, or ``x`` of the .npz file `given`. Bytes are divided as those of the
-    data are; `centre` then scales [0, 1] to [-1, 1]. Raises `DataError` for samples of another shape.
+    data are; `centre` then scales [0, 1] to [-1, 1]. Raises `DataError` for other shapes.
     """
     unit = dataset.unit if dataset.unit != 1 else 255.0
     if source is None:

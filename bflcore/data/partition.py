@@ -163,8 +163,9 @@ class Natural(Partitioner):
         """Group by owner."""
         if dataset.client is None:
             raise DataError(
-                f"--partition: natural needs data with owners, but {dataset.name} has none; "
-                "allowed: iid, labels, shards, dirichlet, quantity"
+                f"--partition: natural needs data with owners, but {dataset.name} has none "
+                "(--client names their column in a table); allowed: iid, labels, shards, "
+                "dirichlet, quantity"
             )
         owners = np.unique(dataset.client)
         if clients > len(owners):
@@ -294,7 +295,8 @@ def hold_back(
                 for client, samples in enumerate(partition.train)
             ]
             train, kept = zip(*splits, strict=True)
-            partition = attrs.evolve(partition, **{"train": train, purpose: kept})
+            parts: dict[str, Any] = {"train": train, purpose: kept}
+            partition = attrs.evolve(partition, **parts)
     return partition
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from bflcore.data.tables import Table, is_date, missing, numbers, texts
+from bflcore.data.tables import TRUTH, Table, is_date, missing, numbers, texts
 from bflcore.errors import DataError
 from bflcore.lazy import lazy
 
@@ -47,9 +47,9 @@ class Column:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features."""
-        values = (self.name,) if self.kind == NUMBER else ()
-        values += tuple(f"{self.name}={category}" for category in self.categories)
-        return (*values, f"{self.name} is missing") if self.missing else values
+        number = [self.name] if self.kind == NUMBER else []
+        values = [*number, *(f"{self.name}={category}" for category in self.categories)]
+        return (*values, f"{self.name} is missing") if self.missing else tuple(values)
 
     def codes(self, table: Table) -> Any:
         """Return the values ``[N]`` of this column as numbers: codes of categories; NaN: missing.
@@ -261,6 +261,8 @@ def _mostly_numbers(names: Sequence[str]) -> bool:
 
 
 def _parses(text: str) -> bool:
+    if text.lower() in TRUTH:
+        return True
     try:
         float(text)
     except ValueError:
@@ -269,7 +271,7 @@ def _parses(text: str) -> bool:
 
 
 def _counts_samples(column: Column, table: Table) -> bool:
-    """Return whether a column of whole numbers looks like an id of the samples, by its name, too."""
+    """Return whether a column holds a whole number of its own per sample, and is called an id."""
     if column.kind != NUMBER or not ID.search(column.name) or len(table) < CATEGORIES:
         return False
     codes = column.codes(table)

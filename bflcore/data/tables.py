@@ -1,12 +1,13 @@
 """Tables as users have them: .csv and .parquet files, a folder of them, one per client.
 
-A table is a mapping from the names of its columns to vectors ``[N]`` of any type. Missing values are
-empty fields of a .csv file, one of `MISSING`, None, or NaN.
+A table maps the names of its columns to vectors ``[N]`` of any type. Missing values are empty
+fields of a .csv file, one of the words `MISSING`, None, or NaN.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -26,6 +27,7 @@ else:
 __all__ = [
     "MISSING",
     "SUFFIXES",
+    "TRUTH",
     "Table",
     "is_date",
     "missing",
@@ -52,8 +54,7 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def __getitem__(self, rows: slice) -> Table:
-        """Return some of the rows."""
-        return Table({name: values[rows] for name, values in self.columns.items()}, self.name)
+        return Table({name: column[rows] for name, column in self.columns.items()}, self.name)
 
     def column(self, name: str, flag: str) -> Any:
         """Return a column. Raises `DataError` naming the `flag` that asked for it."""
@@ -136,7 +137,7 @@ def numbers(values: Any, gaps: Any) -> Any:
 
 
 def texts(values: Any, gaps: Any) -> list[str]:
-    """Return values ``[N]`` as text, ``""`` in the `gaps` ``[N]``; whole numbers without a point."""
+    """Return values ``[N]`` as text, ``""`` in the `gaps` ``[N]``; 7.0 is ``7``."""
     return [
         "" if gap else str(int(v)) if isinstance(v, float) and v.is_integer() else str(v).strip()
         for v, gap in zip(values.tolist(), gaps, strict=True)
@@ -162,8 +163,9 @@ def _names_day(value: Any) -> bool:
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip() in MISSING
-    # pandas's NA is neither equal nor unequal to itself.
-    return value is None or type(value).__name__ in {"NAType", "NaTType"} or bool(value != value)
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or type(value).__name__ in {"NAType", "NaTType"}  # pandas's own
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -196,7 +198,7 @@ def _read_csv(path: Path) -> dict[str, Any]:
 
 def _read_parquet(path: Path) -> dict[str, Any]:
     try:
-        from pyarrow import parquet
+        from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise DataError(
             f"{path}: reading Parquet needs pyarrow: pip install 'bflcore[tables]'"

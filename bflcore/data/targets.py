@@ -43,7 +43,7 @@ def targets_of(
 
     `task` decides, if it is given. Otherwise names, truth values and one-hot rows are labels, and
     numbers with fractions are amounts. Whole numbers are labels in a `table` if there are few of
-    them; in an array, integers must be labels 0..C-1, and real numbers are labels if they are those.
+    them. In an array, integers must be labels 0..C-1; real numbers are labels if they are 0..C-1.
     Raises `DataError` if neither fits.
     """
     if values.ndim > 2 or values.size == 0:

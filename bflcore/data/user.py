@@ -13,9 +13,10 @@ import attrs
 
 from bflcore.data.base import Dataset, DataSource
 from bflcore.data.schema import NUMBER, Column, Schema
-from bflcore.data.tables import SUFFIXES, Table, read_folder, read_table
+from bflcore.data.tables import SUFFIXES, Table, missing, read_folder, read_table, texts
 from bflcore.data.targets import Targets, owners_of, targets_of
 from bflcore.errors import DataError, OptionError
+from bflcore.files import check_unpacked
 from bflcore.lazy import lazy
 from bflcore.options import component, option
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-__all__ = ["FORMS", "MEMORY", "TABLE_FLAGS", "Arrays", "OwnData", "is_own", "load_npz"]
+__all__ = ["FORMS", "MEMORY", "TABLE_FLAGS", "Arrays", "OwnData", "is_own", "load_npz", "load_rows"]
 
 MEMORY = "memory"  # stands for data that were given from Python
 FORMS = "a file .npz, .csv, .tsv or .parquet, or a folder with one table per client"
@@ -36,7 +37,9 @@ ALLOWED = ("x", "y", "client", "x_test", "y_test", "client_test")
 
 # What numpy and zipfile raise for files that are damaged, encrypted, or not an archive.
 UNREADABLE = (
+    MemoryError,
     OSError,
+    OverflowError,
     ValueError,
     zipfile.BadZipFile,
     zlib.error,
@@ -99,8 +102,8 @@ class OwnData(DataSource):
         folder = FOLDER_OWNER in table.columns
         if folder and client:
             raise OptionError(
-                "--client: in a folder, the names of the files are the owners; leave it out, or give "
-                "one file with a column of owners"
+                "--client: in a folder, the names of the files are the owners; leave it out, or "
+                "give one file with a column of owners"
             )
         for name in settings.drop:
             table.column(name, "--drop")
@@ -108,7 +111,7 @@ class OwnData(DataSource):
             table.column(target, "--target"), table.name, f"column {target}", task, table=True
         )
         column = FOLDER_OWNER if folder else client
-        owner, ids = None, ()
+        owner, ids = None, tuple[int | str, ...]()
         if column:
             values = table.column(column, "--client")
             owner, ids = owners_of(values, table.name, f"column {column}")
@@ -144,19 +147,50 @@ def is_own(text: str) -> bool:
         Path(text).suffix.lower() in {".npz", *SUFFIXES}
         or text == MEMORY
         or any(separator in text for separator in separators)
-        or Path(text).is_dir()
+        or _is_folder(text)
     )
 
 
-def load_npz(path: Path, classes: int = 0, task: str | None = None) -> Dataset:
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).is_dir()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def load_npz(
+    path: Path, classes: int = 0, task: str | None = None, *, gaps: bool = False
+) -> Dataset:
     """Load ``x``, ``y``, optionally ``client`` (owner of each sample) and ``x_test``, ``y_test``.
 
     ``client_test`` holds the owners of the test samples, where they are known. ``y`` is understood
     as `targets_of` says; if the number of `classes` is given, it is labels 0..C-1 of which some may
-    be missing. Bytes in ``x`` are scaled to [0, 1]. Raises `DataError` naming the array
-    that is wrong.
+    be missing. Bytes in ``x`` are scaled to [0, 1]; with `gaps`, NaN is a missing value. Raises
+    `DataError` naming the array that is wrong.
     """
-    return _of_arrays(_read(path), task=task, classes=classes)
+    return _of_arrays(_read(path), task=task, classes=classes, gaps=gaps)
+
+
+def load_rows(path: Path, schema: Schema, task: str, classes: tuple[str, ...]) -> Dataset:
+    """Load a table as the `schema` of other owners' tables says, with the names of its `classes`.
+
+    Raises `DataError` if a column or a class differs.
+    """
+    table = read_table(path)
+    x, notes = schema.read(table)
+    values = table.column(schema.target, "the target")
+    gaps = missing(values)
+    if task == "regression":
+        targets = targets_of(values, table.name, f"column {schema.target}", task, table=True)
+        return Dataset(path.stem, "regression", x, targets.y, notes=notes)
+    number = {name: label for label, name in enumerate(classes)}
+    names = texts(values, gaps)
+    if odd := sorted(set(names) - number.keys()):
+        raise DataError(
+            f"{path}: column {schema.target} has {odd[0]!r}; allowed: {', '.join(classes)}"
+        )
+    y = np.array([number[name] for name in names], np.int64)
+    return Dataset(path.stem, "classification", x, y, len(classes), notes=notes)
 
 
 def _open(settings: DataSettings) -> Table | Arrays:
@@ -175,7 +209,12 @@ def _open(settings: DataSettings) -> Table | Arrays:
 
 
 def _of_arrays(
-    given: Arrays, *, task: str | None = None, classes: int = 0, standardise: bool = False
+    given: Arrays,
+    *,
+    task: str | None = None,
+    classes: int = 0,
+    standardise: bool = False,
+    gaps: bool = False,
 ) -> Dataset:
     where, arrays = given.name, dict(given.arrays)
     for name in arrays:
@@ -189,7 +228,7 @@ def _of_arrays(
     if "client_test" in arrays and not {"client", "x_test"} <= arrays.keys():
         raise DataError(f"{where}: client_test needs client and x_test; give all three")
     for name, array in arrays.items():
-        _check_array(where, name, array, gaps=standardise)
+        _check_array(where, name, array, gaps=gaps or standardise)
     _check_lengths(where, arrays, "x", ("y", "client"))
     if "x_test" in arrays:
         _check_lengths(where, arrays, "x_test", ("y_test", "client_test"))
@@ -210,7 +249,7 @@ def _dataset(
     both = [arrays["y"], arrays["y_test"]] if test else [arrays["y"]]
     targets = _known(where, np.concatenate(both), classes) if classes else None
     targets = targets or targets_of(np.concatenate(both), where, "y", task)
-    owner, ids = None, ()
+    owner, ids = None, tuple[int | str, ...]()
     if "client" in arrays:
         owned = [arrays[name] for name in ("client", "client_test") if name in arrays]
         owner, ids = owners_of(np.concatenate(owned), where, "client")
@@ -242,8 +281,8 @@ def _known(where: str, labels: Any, classes: int) -> Targets:
     """Return labels 0..C-1 of known classes, some of which may be missing."""
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(
-            f"{where}: y has shape {labels.shape} and type {labels.dtype}; allowed: one label, 0 to "
-            f"{classes - 1}, per sample"
+            f"{where}: y has shape {labels.shape} and type {labels.dtype}; allowed: one label, 0 "
+            f"to {classes - 1}, per sample"
         )
     if labels.min() < 0 or labels.max() >= classes:
         odd = labels.min() if labels.min() < 0 else labels.max()
@@ -252,6 +291,7 @@ def _known(where: str, labels: Any, classes: int) -> Targets:
 
 
 def _read(path: Path) -> Arrays:
+    check_unpacked(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             return Arrays({name: file[name] for name in file.files}, str(path))
@@ -287,8 +327,8 @@ def _check_array(where: str, name: str, array: Any, *, gaps: bool) -> None:
         if array.ndim == 2 and not gaps:
             step = "-o dataset.standardise=true puts means in place of NaN; or remove it"
         raise DataError(
-            f"{where}: {name} has NaN, infinity or more than float32 holds (first at sample {row}); "
-            f"{step}"
+            f"{where}: {name} has NaN, infinity or more than float32 holds (first at sample "
+            f"{row}); {step}"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable
-from bflcore.messages import Answer, Evaluation, Personalised
+from bflcore.messages import Answer, Evaluation, LocalResult, Personalised
 from bflcore.problem import metrics
 from bflcore.problem.calibration import base as calibration
 from bflcore.problem.ood import ood_sums, ood_unit_scores
@@ -38,6 +37,8 @@ Stage = Literal["survey", "fit", "calibrate", "evaluate", "personalise"]
 Sums = dict[str, Tensor]
 
 BLOCK = 2048  # samples predicted at a time; bounds memory
+# What an inference may raise at the cost of its client only: all but an interruption by the user.
+FAILURES = (Exception, SystemExit, GeneratorExit)
 
 
 def stack(memories: Sequence[Memory]) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ class ClientWorker:
         for client in clients:
             try:
                 replies.append(Answer(client, self._answer(problem, client)))
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "survey", error, self.inference))
         return replies
 
@@ -85,7 +86,7 @@ class ClientWorker:
         """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
         try:
             return [self._fit_together(broadcast, clients, memories)]
-        except Exception as error:
+        except FAILURES as error:
             if len(clients) == 1:
                 return [_blame(clients[0], "fit", error, self.inference)]
             return [
@@ -102,7 +103,7 @@ class ClientWorker:
         for client, memory in zip(clients, memories, strict=True):
             try:
                 replies += self._evaluate_one(broadcast, client, memory)
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "evaluate", error, self.inference))
         return replies
 
@@ -115,7 +116,7 @@ class ClientWorker:
             try:
                 problem, cohort = self._personalised(broadcast, client, memory)
                 replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "calibrate", error, self.inference))
         return replies
 
@@ -131,7 +132,7 @@ class ClientWorker:
                 changed = None if _equal(own, memory) else own
                 sums = self._kept_sums(problem, broadcast, cohort)
                 replies.append(Personalised(client, changed, sums))
-            except Exception as error:
+            except FAILURES as error:
                 replies.append(_blame(client, "personalise", error, self.inference))
         return replies
 
@@ -153,25 +154,39 @@ class ClientWorker:
     def _check(self, result: LocalResult, cohort: Cohort) -> None:
         """Raise `OptionError` for what other processes could not be sent, or would mix up."""
         name = f"inference {self.inference.name}"
+        if not isinstance(result, LocalResult):
+            raise OptionError(f"{name} returned {type(result).__name__}; return a LocalResult")
         if tuple(result.clients) != cohort.clients:
             raise OptionError(
                 f"{name} returned clients {result.clients} for {cohort.clients}; return the rows "
                 "in the cohort's order"
             )
-        for field, tensors in (("posterior", result.posterior.pack()), ("memory", result.memory)):
+        fields = {
+            "posterior": result.posterior.pack(),
+            "memory": result.memory,
+            "statistic": result.statistics,
+        }
+        for field, tensors in fields.items():
             for one, tensor in tensors.items():
-                if tensor.requires_grad:
+                if getattr(tensor, "requires_grad", False):
                     raise OptionError(
                         f"{name} returned a {field} whose {one} requires grad; detach it"
+                    )
+                if type(tensor) is not torch.Tensor:
+                    raise OptionError(
+                        f"{name} returned a {field} whose {one} is {type(tensor).__name__}; return "
+                        "a torch.Tensor"
                     )
 
     def _evaluate_one(self, broadcast: Broadcast, client: int, memory: Memory) -> list[Evaluation]:
         """Return one client's evaluations: one for each kind of samples that it has."""
         problem, cohort = self._personalised(broadcast, client, memory)
-        tested = self._evaluate_on(problem, problem.test, broadcast, cohort)
+        own = self._kept_sums(problem, broadcast, cohort)
+        fitted = calibration.fit(problem.calibrators, client, own, broadcast.calibration)
+        tested = self._evaluate_on(problem, problem.test, broadcast, cohort, fitted)
         found = [tested and attrs.evolve(tested, ood=self._ood(problem, broadcast, cohort))]
         if problem.validation:
-            held = self._evaluate_on(problem, problem.validation, broadcast, cohort)
+            held = self._evaluate_on(problem, problem.validation, broadcast, cohort, fitted)
             found.append(held and attrs.evolve(held, validation=True))
         return [evaluation for evaluation in found if evaluation]
 
@@ -185,30 +200,48 @@ class ClientWorker:
         return problem, attrs.evolve(cohort, memory=own)
 
     def _evaluate_on(
-        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
+        self,
+        problem: Problem,
+        samples: Shares,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        fitted: Sequence[calibration.Fitted],
     ) -> Evaluation | None:
         """Evaluate the personal and the server's model; None for a client without samples."""
         (client,), own = cohort.clients, cohort.memory
-        personal = self._sums(problem, samples, broadcast, cohort)
+        personal, calibrated = self._sums(problem, samples, broadcast, cohort, fitted)
         if not personal:
             return None
         curves = self._curves(problem, samples, broadcast, cohort)
-        calibrated = self._calibrated(problem, samples, broadcast, cohort)
         if problem.layout.personal_total:  # the server's model is not complete
             return Evaluation(client, personal, None, curves, calibrated=calibrated)
         initial = stack([self.inference.initial_memory(problem)])
         shared = personal
         if not _equal(own, initial):
-            shared = self._sums(problem, samples, broadcast, attrs.evolve(cohort, memory=initial))
+            served = attrs.evolve(cohort, memory=initial)
+            shared, _ = self._sums(problem, samples, broadcast, served)
         return Evaluation(client, personal, shared, curves, calibrated=calibrated)
 
     @torch.no_grad()
     def _sums(
-        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
-    ) -> Sums:
-        predicted = self._predicted(problem, samples, broadcast, cohort)
-        blocks = [_measure(predictive, y, self.bins) for predictive, y in predicted]
-        return reduce(metrics.add, blocks) if blocks else {}
+        self,
+        problem: Problem,
+        samples: Shares,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        fitted: Sequence[calibration.Fitted] = (),
+    ) -> tuple[Sums, Sums]:
+        """Return the metrics of the model, and of the calibrated one (empty without `fitted`)."""
+        found: tuple[Sums, Sums] = {}, {}
+        for made, y in self._predicted(problem, samples, broadcast, cohort):
+            blocks = [_measure(made, y, self.bins)]
+            if fitted:
+                adjusted = _measure(calibration.adjust(fitted, made), y, self.bins)
+                figures = calibration.measure(fitted, made, y)
+                blocks.append(adjusted | metrics.per_sample(figures))
+            for sums, block in zip(found, blocks, strict=False):
+                sums.update(metrics.add(sums, block) if sums else block)
+        return found
 
     def _predicted(
         self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
@@ -233,23 +266,6 @@ class ClientWorker:
         if cohort.novel or not own or not broadcast.calibration:
             return {}
         return self._own_sums(problem, broadcast, cohort)
-
-    @torch.no_grad()
-    def _calibrated(
-        self, problem: Problem, samples: Shares, broadcast: Broadcast, cohort: Cohort
-    ) -> Sums:
-        """Return the metrics of calibrated predictions; nothing before the calibration."""
-        total = broadcast.calibration
-        if not total:
-            return {}
-        own = self._kept_sums(problem, broadcast, cohort)
-        fitted = calibration.fit(problem.calibrators, cohort.clients[0], own, total)
-        blocks = [
-            _measure(calibration.adjust(fitted, predictive), y, self.bins)
-            | metrics.per_sample(calibration.measure(fitted, predictive, y))
-            for predictive, y in self._predicted(problem, samples, broadcast, cohort)
-        ]
-        return reduce(metrics.add, blocks) if blocks else {}
 
     @torch.no_grad()
     def _ood(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums | None:
@@ -310,7 +326,9 @@ def _measure(predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = T
     return metrics.regression_sums(draws.mean(0), variance, y)
 
 
-def _blame(client: int, stage: Stage, error: Exception, inference: LocalInference) -> ClientError:
+def _blame(
+    client: int, stage: Stage, error: BaseException, inference: LocalInference
+) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
     if isinstance(error, ClientError):
         return error

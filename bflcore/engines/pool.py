@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +37,8 @@ Reply = list[Any]  # one entry per result or error
 Shared = Broadcast | Mapping[str, torch.Tensor]  # what all tasks of a stage get
 
 STARTED = b"started"
+STARTING = 120.0  # seconds that a process may take to start, or to receive a task
+LONGEST = 1e6  # seconds to wait at a time: what the system accepts
 
 
 @attrs.frozen(eq=False)
@@ -95,7 +99,10 @@ class ProcessPool:
             while due not in done:
                 while idle and waiting:
                     process, (number, task) = idle.pop(0), waiting.popleft()
-                    busy[self._send(process, (stage, moved), task)] = Assignment(process, number)
+                    connection = self._send(process, (stage, moved), task)
+                    # Until it says that it has started, it may be starting, receiving or frozen.
+                    patience = STARTING + self._timeout if self._timeout else math.inf
+                    busy[connection] = Assignment(process, number, time.monotonic() + patience)
                 for connection in _ready(busy):
                     assignment = busy.pop(connection)
                     task = tasks[assignment.task]
@@ -130,9 +137,10 @@ class ProcessPool:
         if not self._processes[number][0].is_alive():  # it died while idle
             self._processes[number] = self._start()
         connection = self._processes[number][1]
-        with suppress(OSError):  # it died while receiving: `_receive` reports it
-            connection.send(shared)
-            connection.send_bytes(_pack(task))
+        if self._timeout:  # a frozen process takes nothing in, and must not freeze this one
+            threading.Thread(target=_deliver, args=(connection, shared, task), daemon=True).start()
+        else:
+            _deliver(connection, shared, task)
         return connection
 
     def _receive(self, number: int, stage: Stage, task: Task) -> Reply | None:
@@ -180,10 +188,17 @@ def single_threaded() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _deliver(connection: Connection, shared: object, task: Task) -> None:
+    with suppress(OSError, TypeError):  # it died while receiving: `_receive` reports it
+        connection.send(shared)
+        connection.send_bytes(_pack(task))
+
+
 def _ready(busy: Mapping[Connection, Assignment]) -> list[Connection]:
     """Wait for processes that sent something, or whose time is over."""
     deadline = min(assignment.deadline for assignment in busy.values())
-    seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+    left = deadline - time.monotonic()
+    seconds = None if deadline == math.inf else min(max(0.0, left), LONGEST)
     ready, now = wait(list(busy), seconds), time.monotonic()
     return [c for c, assignment in busy.items() if c in ready or assignment.deadline <= now]
 
@@ -191,6 +206,7 @@ def _ready(busy: Mapping[Connection, Assignment]) -> list[Connection]:
 def _serve(connection: Connection, worker: ClientWorker) -> None:
     """Serve until the connection is closed, or the process at its other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pool
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
@@ -198,6 +214,14 @@ def _serve(connection: Connection, worker: ClientWorker) -> None:
             task: Task = _unpack(connection.recv_bytes())
             connection.send_bytes(STARTED)
             connection.send_bytes(_pack(task.run(worker, stage, shared)))
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, whatever it is working on."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 class _Pickler(pickle.Pickler):

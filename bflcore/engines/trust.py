@@ -28,8 +28,8 @@ else:
 __all__ = ["FEWEST", "TrustRegion", "magnitudes"]
 
 FEWEST = 3  # clients of which a median says anything about one of them
-# A single coordinate and a statistic of an honest client vary more than a mean over coordinates.
-LOOSER = {"largest": 10.0, "statistic": 100.0}
+# These vary more between honest clients than means over coordinates do.
+LOOSER = {"largest": 10.0, "statistic": 100.0, "examples": 100.0}
 
 Form = tuple[tuple[str, tuple[int, ...], "torch.dtype"], ...]
 

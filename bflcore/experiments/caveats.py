@@ -17,7 +17,7 @@ else:
 
 __all__ = ["caveats"]
 
-LARGE = 10.0  # root mean square of a feature that a network with the usual initial weights feels
+LARGE = 5.0  # root mean square of a feature or target that is to be scaled
 
 
 def caveats(prepared: Prepared) -> list[str]:
@@ -51,34 +51,32 @@ def _untested(prepared: Prepared) -> list[str]:
     if not untested or not any(client.train for client in clients):
         return []
     if len(untested) == len(clients):
-        return [
-            "no client has a test sample, so that nothing is evaluated; choose a smaller "
-            "--train-per-class, or leave it out"
-        ]
-    more = ", ..." if len(untested) > 10 else ""
-    return [
-        f"clients without test samples, which are not evaluated: {', '.join(untested[:10])}{more}"
-    ]
+        what = "no client has a test sample, so that nothing is evaluated"
+        return [f"{what}; choose a smaller --train-per-class, or leave it out"]
+    named = ", ".join(untested[:10]) + (", ..." if len(untested) > 10 else "")
+    return [f"clients without test samples, which are not evaluated: {named}"]
 
 
 def _unscaled(prepared: Prepared) -> list[str]:
-    """Name the largest feature or target of a user's own data if nothing scales it."""
-    problem, dataset = prepared.problem, prepared.experiment.dataset
-    if problem.standardise or not isinstance(dataset, OwnData) or not len(problem.train.x):
+    """Name the largest feature and target of a user's own data if nothing scales them."""
+    problem, schema = prepared.problem, prepared.description.schema
+    own = isinstance(prepared.experiment.dataset, OwnData)
+    if problem.standardise or not own or not len(problem.train.x):
         return []
-    schema = prepared.description.schema
-    columns = {"feature": problem.train.x.flatten(1)}
+    names = schema.features if schema else ()
+    columns = [("feature", problem.train.x.flatten(1), names)]
     if problem.likelihood.task == "regression":
-        columns["target"] = problem.train.y
-    for what, values in columns.items():
+        columns.append(("target", problem.train.y, ()))
+    found = []
+    for what, values, called in columns:
         size, place = _largest(values)
         if size > LARGE:
-            name = schema.features[place] if schema and what == "feature" else place
-            return [
+            name = called[place] if called else place
+            found.append(
                 f"{what} {name} is about {size:.1g} in size, too large to train on as it is: "
                 "-o dataset.standardise=true scales features and targets by sums over the clients"
-            ]
-    return []
+            )
+    return found
 
 
 def _largest(values: Tensor) -> tuple[float, int]:

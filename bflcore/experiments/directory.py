@@ -25,11 +25,13 @@ from bflcore.experiments.integrity import (
 )
 from bflcore.experiments.models import Models
 from bflcore.files import write_text
+from bflcore.models.user import UserModel, file_name
 
 if TYPE_CHECKING:
     from bflcore.experiments.prepare import Prepared
     from bflcore.experiments.records import Record
     from bflcore.experiments.resolve import Experiment
+    from bflcore.models.base import Model
     from bflcore.registry.loading import Registry
 
 __all__ = ["RunDirectory", "default_directory"]
@@ -60,6 +62,7 @@ class RunDirectory:
         write_text(path / "experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
         prepared.partition.save(path / "partition.npz")
         directory.describe(prepared)
+        directory.keep_source(prepared.experiment.model)
         # Last: with this file, the folder is complete and the run can be resumed.
         written = environment(prepared, registry)
         directory.write_json("environment.json", {"run": digest_of(written), **written})
@@ -100,6 +103,18 @@ class RunDirectory:
         """Write ``data.json``, unless it is there: a run is complete without its data."""
         if not (self.path / FILE).exists():
             self.write_json(FILE, prepared.description.as_json())
+
+    @property
+    def sources(self) -> Path:
+        """The folder with the module of the user's own network, if the run has one."""
+        return self.path / "model"
+
+    def keep_source(self, model: Model) -> None:
+        """Copy the module of the user's own network into `sources`."""
+        if isinstance(model, UserModel) and model.source:
+            self.sources.mkdir()
+            text = model.source.read_text(encoding="utf-8")
+            write_text(self.sources / file_name(model.name), text)
 
     def append(self, record: Record) -> None:
         """Add one line to ``metrics.jsonl`` and flush it."""

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from bflcore.data import Dataset, Partition, centred, divide
-from bflcore.data.base import encoded
+from bflcore.data import Dataset, Partition, centred, divide, encoded
 from bflcore.data.foreign import automatic, foreign_samples
 from bflcore.data.label_noise import mislabelled
 from bflcore.data.partition import Natural, hold_back
 from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
+from bflcore.experiments.rehearsal import rehearse
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
+from bflcore.models.user import UserModel
 from bflcore.problem import Problem
 from bflcore.problem.likelihoods import Likelihood, default_likelihood
 from bflcore.randomness import SERVER, numpy_stream, seeded_globally
@@ -60,7 +61,7 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
     """
     _device(experiment.run.device)
     dataset = _dataset(experiment, given)
-    experiment, notes = _with_owners(experiment, dataset)
+    experiment, notes = _with_owners(_with_absolute_paths(experiment), dataset)
     run, data = experiment.run, experiment.data
     if data.input_range == "-1,1":
         dataset = centred(dataset)
@@ -127,6 +128,8 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     samples[: len(problem.train.x)] = problem.train.x[:2].nan_to_num(0.0)
     networks.check_network(problem.network, samples)
     experiment.inference.check(problem)
+    if isinstance(model, UserModel):
+        rehearse(experiment, problem)
     described = Description.of(experiment, dataset, partition)
     return Prepared(attrs.evolve(experiment, likelihood=likelihood), partition, problem, described)
 
@@ -160,13 +163,13 @@ def build_problem(
 def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
     data = experiment.data
     if isinstance(experiment.dataset, OwnData):
-        task = experiment.likelihood.task if experiment.likelihood else None
-        if data.task and task and data.task != task:
+        chosen = experiment.likelihood
+        if chosen and data.task and data.task != chosen.task:
             raise OptionError(
-                f"--task: {data.task} does not fit --likelihood {experiment.likelihood.name}, which "
-                f"is for {task}; leave one of the two out"
+                f"--task: {data.task} does not fit --likelihood {chosen.name}, which is for "
+                f"{chosen.task}; leave one of the two out"
             )
-        return experiment.dataset.read(given, data, data.task or task)
+        return experiment.dataset.read(given, data, chosen.task if chosen else data.task)
     folder = Path(data.data_dir) if data.data_dir else None
     if folder is not None and not folder.is_dir() and not data.download:
         raise DataError(
@@ -176,21 +179,22 @@ def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
     return experiment.dataset.load(folder, data.download)
 
 
-def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, tuple[str, ...]]:
-    """Let the clients be the owners where the user left that open, and say so.
-
-    Paths become absolute, so that the experiment can be run from any folder.
-    """
-    data, notes = experiment.data, list[str]()
-    own, chosen = isinstance(experiment.dataset, OwnData), "partition" in experiment.asked
-    if own and data.data != MEMORY:
+def _with_absolute_paths(experiment: Experiment) -> Experiment:
+    """Let the experiment, as it is stored, be run from any folder."""
+    data = experiment.data
+    if isinstance(experiment.dataset, OwnData) and data.data != MEMORY:
         data = data.replace(data=str(Path(data.data).absolute()))
     if data.data_dir:
         data = data.replace(data_dir=str(Path(data.data_dir).absolute()))
-    experiment = attrs.evolve(experiment, data=data)
+    return attrs.evolve(experiment, data=data)
+
+
+def _with_owners(experiment: Experiment, dataset: Dataset) -> tuple[Experiment, tuple[str, ...]]:
+    """Let the clients be the owners where the user left that open, and say so."""
+    data, notes = experiment.data, list[str]()
+    own, chosen = isinstance(experiment.dataset, OwnData), "partition" in experiment.asked
     if dataset.client is None:
-        known = "clients" in experiment.asked or not own
-        return (experiment if known else experiment.with_clients(data.clients)), ()
+        return experiment.with_clients(data.clients), ()
     owners = [dataset.owner(int(number)) for number in np.unique(dataset.client)]
     if own and not chosen:
         experiment = attrs.evolve(experiment, partition=Natural())

@@ -98,7 +98,7 @@ class Records:
         self.evaluation |= {group: _detail(members) for group, members in groups.items()}
         for group in groups:
             for entry in self.evaluation[group]["clients"]:
-                entry |= self._named(entry["client"])
+                entry.update(self._named(entry["client"]))
         for name, validation in (("curves", False), ("validation.curves", True)):
             chosen = [e for e in found if e.validation == validation and e.client not in novel]
             if curves := _curves(chosen):

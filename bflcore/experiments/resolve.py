@@ -117,8 +117,8 @@ def read(path: Path) -> Values:
         raise OptionError(
             f"cannot read {path}: {error.strerror}; give a method or a file"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        raise OptionError(f"{path} is not valid TOML: {str(error)[:200]}") from None
 
 
 def method_of(file: Values, path: Path) -> str:
@@ -162,7 +162,8 @@ def resolve(registry: Registry, method: str, file: Values, flags: Values) -> Exp
     loggers = tuple(registry.loggers[name]() for name in run.log)
     for logger in loggers:
         logger.check()
-    tables = {name: dict(table) for name, table in _table(file, CALIBRATOR).items()}
+    given_tables = _table(file, CALIBRATOR)
+    tables = {name: _table(given_tables, name, f"{CALIBRATOR}.") for name in given_tables}
     for name, table in flags.get(CALIBRATOR, {}).items():
         tables[name] = tables.get(name, {}) | table
     calibrators = _calibrators(registry, run, data, tables)
@@ -346,8 +347,11 @@ def _check_counts(run: RunSettings, data: DataSettings) -> None:
             )
 
 
-def _table(file: Values, key: str) -> Values:
+def _table(file: Values, key: str, within: str = "") -> Values:
     table = file.get(key, {})
     if not isinstance(table, Mapping):
-        raise OptionError(f"{key}: {table!r} is not allowed in the experiment file; write [{key}]")
+        shown = repr(table)[:100]
+        raise OptionError(
+            f"{within}{key}: {shown} is not allowed in the experiment file; write [{within}{key}]"
+        )
     return dict(table)

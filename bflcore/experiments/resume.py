@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ def reopen(
     `given` are the data of a run whose data Python held. Raises `BflError` if it cannot continue.
     """
     directory = RunDirectory.open(path)
+    sys.path.append(str(directory.sources.absolute()))  # for an own network that is gone
     file = read(path / "experiment.toml")
     method = method_of(file, path / "experiment.toml")
     prepared = prepare(resolve(registry, method, file, {}), given)

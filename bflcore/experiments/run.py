@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations
 from bflcore.engines.trust import FEWEST
-from bflcore.errors import RunError, RunWarning
+from bflcore.errors import OptionError, RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
 from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
@@ -19,7 +20,6 @@ from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_co
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bflcore.engines.base import Session
     from bflcore.experiments.checkpoint import Checkpoint, Checkpoints
     from bflcore.experiments.directory import RunDirectory
     from bflcore.experiments.prepare import Prepared
@@ -74,6 +74,11 @@ class Run:
         memories = self.restore()
         opening = nullcontext(given) if given else engine.open(self.problem, inference, run.bins)
         with opening as clients:
+            if self.problem.calibrators and type(clients).calibrate is Session.calibrate:
+                raise OptionError(
+                    f"--calibration-fraction: engine {engine.name} does not calibrate; leave it "
+                    "out, or use --engine local"
+                )
             clients.restore(memories or {})
             session = simulate_faults(clients, run.seed, run.drop_out, run.corrupt)
             if memories is None:

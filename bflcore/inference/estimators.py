@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -172,7 +173,8 @@ def _channels(layer: nn.Module, values: Tensor) -> torch.Size:
 class LayerwiseEstimator(Estimator):
     """Noise inside every linear and convolutional layer; other parameters are drawn as weights.
 
-    Among the others are embeddings, recurrent weights, and layers that run more than once.
+    Among the others are embeddings, recurrent weights, weights that several layers share, and
+    layers that run more than once.
     """
 
     def __init__(
@@ -256,17 +258,19 @@ def _noise_shapes(
     """Return the noise shapes of each layer that can be perturbed, by path and buffer name.
 
     A layer that runs several times (a recurrence) is left out: its noise would be the same at each
-    step, whatever its input, which no draw of its weights gives.
+    step, whatever its input, which no draw of its weights gives. So is one that shares a parameter
+    with another layer: that parameter is one random variable.
     """
     calls: dict[str, list[dict[str, torch.Size]]] = {}
 
     def record(path: str, module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         calls.setdefault(path, []).append(layer.noise_shapes(module, inputs[0], outputs))
 
+    users = Counter(id(one) for _, one in network.named_parameters(remove_duplicate=False))
     hooks = [
         module.register_forward_hook(partial(record, path))
         for path, module in network.named_modules()
-        if _perturbable(module)
+        if _perturbable(module) and all(users[id(one)] == 1 for one in module.parameters())
     ]
     with torch.no_grad():
         network(sample)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bflcore.errors import OptionError
+from bflcore.errors import OptionError, described
 
 __all__ = [
     "VGG",
@@ -314,7 +314,12 @@ def check_network(network: nn.Module, samples: Tensor) -> None:
         )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        outputs = network(samples)
+        try:
+            outputs = network(samples)
+        except Exception as error:
+            raise OptionError(
+                f"{name} cannot run on the first samples: {described(error, network)}"
+            ) from error
         drew = not torch.equal(before, torch.get_rng_state())
         others = outputs if drew else network(samples[[0, 0]])  # sample 0 twice, without sample 1
     if drew:

@@ -1,4 +1,4 @@
-"""A user's own network: ``--model module:factory``.
+"""A user's own network: ``--model module:factory`` or ``--model path/to/module.py:factory``.
 
 The factory is called with the shape of a sample and the number of outputs:
 
@@ -7,16 +7,21 @@ The factory is called with the shape of a sample and the number of outputs:
         network = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), outputs))
         network.head = "1"  # optional: the module path of the decision layer
         return network
+
+The module's file is kept with the run, so that ``bflcore.load`` rebuilds the network elsewhere. It
+executes that file: load only runs whose authors you trust.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -34,7 +39,7 @@ else:
     nn = lazy("torch.nn")
     networks = lazy("bflcore.models.networks")
 
-__all__ = ["UserModel", "load_factory"]
+__all__ = ["UserModel", "file_name", "load_factory"]
 
 # Some modules call sys.exit when imported; that must not end the program.
 FAILURES = (Exception, SystemExit)
@@ -45,6 +50,7 @@ class UserModel(Model):
     """Build the network with the user's own factory (see `load_factory`)."""
 
     factory: Callable[[tuple[int, ...], int], Any]
+    source: ClassVar[Path | None] = None  # the module's file
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Call the factory and test the network on two samples.
@@ -100,9 +106,15 @@ class UserModel(Model):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 result = network(samples)
         except Exception as error:
+            looks_up = any(isinstance(one, nn.Embedding) for one in network.modules())
+            advice = (
+                "samples arrive as real numbers, even codes: look them up as x.long()"
+                if looks_up
+                else f"fit the network to input_shape={input_shape}"
+            )
             raise OptionError(
                 f"model {self.name} cannot run on samples of shape {tuple(samples.shape)}: "
-                f"{_cause(error)}; fit the network to input_shape={input_shape}"
+                f"{_cause(error)}; {advice}"
             ) from error
         shape = getattr(result, "shape", type(result).__name__)
         if shape != (2, outputs):
@@ -116,27 +128,80 @@ class UserModel(Model):
         return load_factory, (self.name,)
 
 
-def load_factory(spec: str) -> Model:
-    """Return the model that ``module:factory`` names.
+def load_factory(spec: str, stored: Path | None = None) -> Model:
+    """Return the model that ``module:factory`` or ``path.py:factory`` names.
 
-    The module is looked up in the current folder, then among the installed packages; the folder
-    stays on ``sys.path``, so that worker processes find the module too. Raises `OptionError` if
-    there is no such factory.
+    The module is looked up in the current folder, then among the installed packages; its folder
+    stays on ``sys.path``, so that worker processes find the module too. A copy of it in the folder
+    `stored` (see `file_name`) takes precedence. Raises `OptionError` if there is no such factory.
     """
-    module_name, _, path = spec.partition(":")
+    module_name, _, path = spec.rpartition(":")
     if not (module_name and path):
         raise OptionError(
-            f"model {spec!r} is not allowed; allowed: module:factory, such as mynets:build "
-            "for the function build in mynets.py; bfl list model shows the models by name"
+            f"model {spec!r} is not allowed; allowed: module:factory or path.py:factory, such as "
+            "mynets:build for the function build in mynets.py; bfl list model shows the models by "
+            "name"
         )
-    found = _find(spec, _import(spec, module_name), path)
+    copy = stored / file_name(spec) if stored else None
+    if copy and copy.is_file():
+        module = _execute(spec, copy)
+    elif _is_path(module_name):
+        file = Path(module_name).absolute()
+        spec, module = f"{file}:{path}", _import_file(spec, file)
+    else:
+        module = _import(spec, module_name)
+    found = _find(spec, module, path)
 
     class NamedUserModel(UserModel):
         """Build the network with the user's own factory."""
 
         name = spec
+        source = Path(module.__file__) if module.__file__ else None
 
     return NamedUserModel(found)
+
+
+def file_name(spec: str) -> str:
+    """Return the name of the file of a model's module: ``nets.py`` of ``mine.nets:build``."""
+    module = spec.rpartition(":")[0]
+    return f"{Path(module).stem if _is_path(module) else module.rpartition('.')[2]}.py"
+
+
+def _is_path(module: str) -> bool:
+    return module.endswith(".py") or "/" in module
+
+
+def _import_file(spec: str, file: Path) -> ModuleType:
+    """Import a file as the module of its name: worker processes can import it, too."""
+    if not file.is_file():
+        raise OptionError(f"model {spec}: {file} is not a file; allowed: a Python module")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    importlib.invalidate_caches()
+    module = _import(spec, file.stem)
+    if Path(module.__file__ or "").resolve() != file.resolve():
+        raise OptionError(
+            f"model {spec}: another module named {file.stem} is installed ({module.__file__}); "
+            "rename the file"
+        )
+    return module
+
+
+def _execute(spec: str, file: Path) -> ModuleType:
+    """Execute a file that is kept with a run, whatever else has its name."""
+    name = f"stored_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, file)
+    assert found is not None, file  # noqa: S101 - it is a Python file
+    assert found.loader is not None, file  # noqa: S101
+    module = sys.modules[name] = importlib.util.module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except FAILURES as error:
+        del sys.modules[name]
+        raise OptionError(f"model {spec}: {file} failed: {_cause(error)}") from error
+    return module
 
 
 def _import(spec: str, name: str) -> ModuleType:
@@ -150,7 +215,7 @@ def _import(spec: str, name: str) -> ModuleType:
         if absent and f"{name}.".startswith(f"{absent}."):
             reason = (
                 f"there is no module {absent} in {folder} or among the installed packages; "
-                "name it as Python imports it, with dots and without .py"
+                "name it as Python imports it, or give its path: folder/module.py:factory"
             )
         else:
             reason = f"importing {name} failed: {_cause(error)}; try python -c 'import {name}'"

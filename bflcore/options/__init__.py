@@ -72,6 +72,11 @@ class Component:
     tags: ClassVar[frozenset[str]] = frozenset()
     known_tags: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "name" in vars(cls) and "aliases" not in vars(cls):
+            cls.aliases = ()  # they belong to the base's name
+
     @classmethod
     def summary(cls) -> str:
         """Return the first line of the docstring."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -163,7 +163,9 @@ class Problem:
         if not survey:
             return self
         scaling = Scaling.of(survey, self.indicators) if self.standardise else None
-        scaled = {name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()}
+        scaled: dict[str, Any] = {
+            name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()
+        }
         return attrs.evolve(self, survey=survey, **scaled)
 
     def moments(self, client: int) -> dict[str, Tensor]:

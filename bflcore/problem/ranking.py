@@ -36,7 +36,7 @@ def histograms(scores: Tensor, positive: Tensor, bins: int) -> Tensor:
     that are not numbers count in the last interval.
     """
     columns = scores.shape[1]
-    odds = torch.special.logit(scores.double())
+    odds = torch.special.logit(scores.double()).contiguous()
     interval = torch.bucketize(odds, borders(bins).to(odds.device)).clamp_max(bins - 1)
     column = torch.arange(columns, device=odds.device)
     cell = (2 * column + positive.long()) * bins + interval

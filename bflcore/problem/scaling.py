@@ -25,8 +25,8 @@ CONSTANT = 1e-6
 def moments(x: Tensor, y: Tensor, indicators: Tensor | None = None) -> dict[str, Tensor]:
     """Return count, sums and sums of squares ``[...]`` of one client's samples, in float64.
 
-    `x` ``[n, ...]``; `y` ``[n]`` (labels, which are not scaled) or ``[n, T]`` (targets). In a table,
-    which has `indicators` (see `Scaling.of`), NaN is a missing value: it is left out, and counted.
+    `x` ``[n, ...]``; `y` ``[n]`` (labels, which are not scaled) or ``[n, T]`` (targets). With
+    `indicators` (see `Scaling.of`), NaN is a missing value: it is left out, and counted.
     """
     columns = {"x": x.double()} | ({"y": y.double()} if y.is_floating_point() else {})
     found = {f"{PREFIX}count": torch.tensor(len(x), device=x.device)}

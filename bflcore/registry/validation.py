@@ -69,7 +69,7 @@ def _of_options(component: Any) -> Iterator[str]:
 
 def _built(component: Any) -> bool:
     """Return whether the class has options as fields; a posterior's are tensors."""
-    return attrs.has(component) and component.kind != "posterior"
+    return component.kind != "posterior" and attrs.has(component)
 
 
 def _unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from bflcore.files import write_text
 from bflcore.lazy import lazy
 from bflcore.report import calibration
 from bflcore.report.reading import Run, read_runs
-from bflcore.report.table import MEANING, grid, row_of
+from bflcore.report.table import MEANING, grid, row_of, turned
 
 if TYPE_CHECKING:
     from bflcore.report import plots
@@ -38,8 +38,8 @@ EXPLAINED = {
     "another sample; mean over classes. 0.5 is chance.",
     "OOD AUROC, FPR95": "how well the entropy of predictions tells samples unlike the data (--ood) "
     "from test samples; the share of the former that passes when 95 % of the latter do.",
-    "epistemic": "the part of the uncertainty that more data would remove; aleatoric: the part that "
-    "lies in the data themselves.",
+    "epistemic": "the part of the uncertainty that more data would remove; aleatoric: the part "
+    "that lies in the data themselves.",
     "retention": "accuracy on the samples that are kept when the most uncertain are rejected: a "
     "model that knows what it does not know rises to the left.",
 }
@@ -216,10 +216,9 @@ def _number(value: Any) -> str:
 
 def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a table with a column per run, unless there are many."""
-    columns, cells = grid(rows)
-    if 0 < len(rows) <= UPRIGHT:
-        columns, *cells = map(list, zip(columns, *cells, strict=True))
-    return {"columns": columns, "rows": cells}
+    if not 0 < len(rows) <= UPRIGHT:
+        return _table(rows)
+    return dict(zip(("columns", "rows"), turned(*grid(rows)), strict=True))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -140,9 +140,10 @@ def confusion(run: Run) -> str:
                     place, text = (column + 0.5, row + 0.5), f"{100 * share:.0f}"
                     axis.text(*place, text, ha="center", va="center", color=ink, fontsize=7)
         places = [i + 0.5 for i in range(len(counts))]
-        labels = [str(label) for label in range(len(counts))]
-        axis.set_xticks(places, labels)
-        axis.set_yticks(places, labels)
+        labels = [run.class_name(label) for label in range(len(counts))]
+        short = [name if len(name) < 10 else f"{name[:8]}..." for name in labels]
+        axis.set_xticks(places, short, rotation=0 if max(map(len, short)) < 3 else 90)
+        axis.set_yticks(places, short)
         axis.invert_yaxis()
         axis.set(xlabel="predicted class", ylabel="class", aspect="equal", title="per cent")
         return _svg(figure)
@@ -180,6 +181,7 @@ def contours(plane: Plane) -> str:
                     textcoords="offset points",
                     color="white",
                     ha=side,
+                    bbox={"facecolor": "black", "alpha": 0.5, "lw": 0, "pad": 1},
                 )
             plot.set_title(NAMES.get(name, name))
         return _svg(figure)

@@ -16,7 +16,7 @@ from rich.text import Text
 from bflcore.errors import RunError
 from bflcore.report.reading import Run
 
-__all__ = ["MEANING", "final_rows", "grid", "paired", "print_table", "row_of"]
+__all__ = ["MEANING", "final_rows", "grid", "paired", "print_table", "row_of", "turned"]
 
 WIDE = 10_000  # characters, more than any line has
 MEANING = {
@@ -135,9 +135,16 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     table = _table(columns, cells)
     unbounded = console.options.update(max_width=WIDE)
     if console.measure(table, options=unbounded).maximum > console.width:
-        first, *others = zip(columns, *cells, strict=True)
-        table = _table(first, others)
+        table = _table(*turned(columns, cells))
     console.print(table)
+
+
+def turned(
+    columns: Sequence[str], cells: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Make rows of columns, and columns of rows."""
+    first, *others = map(list, zip(columns, *cells, strict=True))
+    return first, others
 
 
 def _table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:

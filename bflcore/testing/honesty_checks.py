@@ -97,7 +97,7 @@ def predictions_follow_seed_and_round(part: Part) -> None:
 
 
 def _differs(name: str, of: Problem, work: Callable[[Problem, int], Any]) -> None:
-    with _Draws() as draws:
+    with _Draws() as draws:  # type: ignore[no-untyped-call]
         first = work(of, 0)
     if not draws.seen:
         return

@@ -263,13 +263,15 @@ def reply(
 
 
 def tensors(thing: Any) -> dict[str, Tensor]:
-    """Return every tensor ``[...]`` inside a posterior, broadcast, cohort, result or mapping."""
+    """Return every tensor ``[...]`` inside a posterior, broadcast, result, list or mapping."""
     if isinstance(thing, Tensor):
         return {"": thing}
     if isinstance(thing, Posterior):
         return thing.pack()
     if isinstance(thing, Mapping):
         parts = dict(thing)
+    elif isinstance(thing, list | tuple):
+        parts = {str(number): part for number, part in enumerate(thing)}
     elif attrs.has(type(thing)):
         parts = {field.name: getattr(thing, field.name) for field in attrs.fields(type(thing))}
     else:

@@ -1,5 +1,7 @@
 """Data that Python holds, in every form, are the data of the same run."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -41,12 +43,9 @@ class Frames:
 
     column_names = tuple(COLUMNS)
 
-    class Labels:
-        @staticmethod
-        def int2str(value):
-            return ["mild", "severe"][value]
-
-    features = {"age": None, "sex": None, "outcome": Labels()}
+    def __init__(self):
+        labels = types.SimpleNamespace(int2str=["mild", "severe"].__getitem__)
+        self.features = {"age": None, "sex": None, "outcome": labels}
 
     def __getitem__(self, name):
         return COLUMNS[name]
@@ -96,7 +95,8 @@ def test_a_hugging_face_data_set_is_a_table():
     [
         (3, "data: int is not allowed; allowed: a data frame or a dict of columns"),
         ([], "data: list is not allowed"),
-        ([1, 2], "an item of list is int; allowed: .x, y., or .x, y, client."),
+        ({"a": [1, 2], "b": [1]}, "data: columns have different lengths: .'a': .2,., 'b': .1,.."),
+        ([1, 2], "an item of list is int; allowed: .x, y. or .x, y, client."),
     ],
 )
 def test_other_data_are_refused_in_one_line(data, message):

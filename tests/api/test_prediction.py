@@ -144,7 +144,9 @@ def test_without_calibration_sets_are_refused_in_one_line():
 
 def test_too_few_calibration_samples_are_one_warning_and_everything_is_in():
     prediction = calibrated(halves(8), torch.arange(8) % 3)
-    with pytest.warns(UserWarning, match="coverage 0.9 needs 9 federated calibration samples"):
+    with pytest.warns(
+        UserWarning, match="coverage 0.9 needs 9 client calibration samples .the scope"
+    ):
         assert [sorted(names) for names in prediction.set(0.9)] == [["a", "b", "c"]] * 8
     prediction.set(0.8)  # enough: filterwarnings makes a warning an error
 

@@ -436,6 +436,8 @@ def test_a_run_on_data_from_python_continues_with_the_same_data(tmp_path, monkey
     again = bflcore.resume(tmp_path / "cut", frame)
     same(again.path, whole.path)
     assert bflcore.resume(whole.path, frame).summary == whole.summary
+    with pytest.raises(bflcore.OptionError, match="whole knows its file or data set; leave data"):
+        bflcore.resume(whole.path, "hospitals.csv")
 
 
 def test_every_file_of_a_run_has_ordinary_permissions(tmp_path):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+
+import pytest
 
 from bflcore.experiments.directory import RunDirectory
 
@@ -25,6 +29,26 @@ def test_too_few_clients_leave_a_run_that_can_go_on(bfl, tmp_path):
     assert bfl("resume", "cut", "--quiet")[0] == 0
     assert bfl(*words, "--out", "whole")[0] == 0
     same(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_the_run_says_how_to_go_on(bfl, tmp_path, monkeypatch, name):
+    number, original = getattr(signal, name), RunDirectory.append
+
+    def ended(self, record):
+        original(self, record)
+        if record["round"] == 4:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append", ended)
+        status, _, err = bfl("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--out", "cut")
+    assert status == 128 + number
+    assert "rounds are saved. Continue with: bfl resume cut" in err
+    assert signal.getsignal(number) is before
+    assert bfl("resume", "cut", "--quiet") == (0, "", "")
 
 
 def test_an_interruption_says_how_to_go_on(bfl, tmp_path, monkeypatch):

@@ -1,15 +1,17 @@
 """``bfl new-plugin`` and ``bfl check-plugin``, as the author of a plugin meets them."""
 
-import ast
-import importlib
+import inspect
 import json
+import os
+import runpy
+import shlex
 import sys
 import tomllib
 
 import pytest
 
+from bflcore.cli.template import COMMANDS
 from bflcore.registry.loading import load_registry
-from bflcore.testing import checks
 
 
 @pytest.fixture
@@ -29,23 +31,44 @@ def installed(tmp_path, monkeypatch):
     load_registry.cache_clear()
 
 
-def test_a_new_plugin_is_complete_and_passes_its_own_checks(bfl, tmp_path, monkeypatch):
-    status, _, err = bfl("new-plugin", "fed-novelty")
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_new_plugin_of_any_kind_is_complete_and_passes_its_checks_and_tests(
+    bfl, tmp_path, monkeypatch, kind
+):
+    status, out, err = bfl("new-plugin", f"fed-{kind}ed", "--kind", kind)
     assert status == 0, err
-    folder = tmp_path / "bfl-fed-novelty"
-    project = tomllib.loads((folder / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["bfl"] == {"fed-novelty": "bfl_fed_novelty.plugin"}
-    for path in folder.rglob("*.py"):
-        ast.parse(path.read_text())
-        assert "$" not in path.read_text()
+    folder, module = tmp_path / f"bfl-fed-{kind}ed", f"bfl_fed_{kind}ed"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["bfl"] == {f"fed-{kind}ed": f"{module}.plugin"}
+    info = folder / f"{module}-0.1.0.dist-info"  # installed as pip would
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    (info / "entry_points.txt").write_text(f"[bfl]\nfed-{kind}ed = {module}.plugin\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    module = importlib.import_module("bfl_fed_novelty.plugin")
-    # A method's checks need its inference installed; they run from wheels (examples/check.sh).
-    for check in checks(module.FedNoveltyInference):
-        check.function()
-    for name in [name for name in sys.modules if name.startswith("bfl_fed_novelty")]:
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    load_registry.cache_clear()
+    try:
+        status, checked, err = bfl("check-plugin", f"fed-{kind}ed")
+        assert (status, err) == (0, ""), checked
+        tests = runpy.run_path(str(folder / "tests" / f"test_fed_{kind}ed.py"))
+        for name, test in tests.items():
+            if name.startswith("test_"):
+                test(*[tmp_path] * len(inspect.signature(test).parameters))
+        command = shlex.split(out.partition("      ")[2].partition(" && ")[0])
+        assert command[:2] == ["bfl", "run"]
+        status, _, err = bfl(*command[1:], "--rounds", 1, "--workers", 1, "--quiet", "--clients", 3)
+        assert (status, err) == (0, "")
+    finally:
+        load_registry.cache_clear()
+        for name in [name for name in sys.modules if name.startswith(module)]:
+            monkeypatch.delitem(sys.modules, name)
+
+
+def test_the_prefix_of_the_distribution_is_not_part_of_the_name(bfl, tmp_path):
+    assert bfl("new-plugin", "bfl-foo")[0] == 0
+    assert (tmp_path / "bfl-foo" / "bfl_foo" / "foo.py").is_file()
 
 
 @pytest.mark.parametrize(
@@ -178,8 +201,11 @@ def bfl_aggregators():
 
 @pytest.mark.parametrize("source", [RIGHT, ANY], ids=["one family", "any family"])
 def test_a_right_part_passes_whatever_faulty_plugins_are_installed(bfl, installed, source):
+    name = "right" if source is RIGHT else "anyright"
     installed("faulty", FAULTY)
-    installed("right", source)
-    status, out, err = bfl("check-plugin", "right")
+    installed(name, source)
+    status, out, err = bfl("check-plugin", name)
     assert (status, err) == (0, ""), out
+    unclaimed = "not checked, because mean does not claim them: adds-evidence, robust, "
+    assert (unclaimed in out) == (source is ANY)
     assert bfl("check-plugin", "faulty")[0] == 1

@@ -5,12 +5,13 @@ import ast
 import pytest
 
 from bflcore import OptionError, RunError
-from bflcore.cli.template import FILES, write_plugin
+from bflcore.cli.template import COMMANDS, FILES, write_plugin
 
 
-def test_every_template_is_written_with_all_names_filled_in(tmp_path):
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_every_template_is_written_with_all_names_filled_in(tmp_path, kind):
     folder = tmp_path / "bfl-fed-new"
-    written = write_plugin("fed-new", folder)
+    written = write_plugin("fed-new", folder, kind)
     assert len(written) == len(FILES)
     for path in folder.rglob("*"):
         assert "$" not in path.name

@@ -93,6 +93,7 @@ def test_what_is_ignored_in_new_samples_is_said():
         ({"age": [1]}, "t.csv has no column 'sex'; the model needs age, sex"),
         ({"age": [1, "old"], "sex": ["f", "f"]}, "column age has 'old' in row 2, which is not a n"),
         ({"age": ["inf"], "sex": ["f"]}, "column age has infinity"),
+        ({"age": ["yes", "perhaps"], "sex": ["f", "f"]}, "has 'perhaps' in row 2, which is not"),
     ],
 )
 def test_new_samples_of_another_form_are_refused_in_one_line(new, message):

@@ -5,7 +5,7 @@ import pytest
 
 from bflcore import DataError, OptionError
 from bflcore.data.base import encoded
-from bflcore.data.user import Arrays, OwnData, is_own, load_npz
+from bflcore.data.user import Arrays, OwnData, is_own, load_npz, load_rows
 from bflcore.options.settings import DataSettings
 
 
@@ -238,6 +238,19 @@ def test_data_from_python_are_used_where_they_are_given():
     assert read("memory", given=given).x.shape == (6, 2)
     with pytest.raises(DataError, match="given from Python and are not kept; continue with"):
         read("memory")
+
+
+def test_a_table_is_read_as_the_schema_of_others_says(patients, tmp_path):
+    schema = encoded(read(patients, target="outcome", drop=("hospital",)), np.arange(4)).schema
+    path = tmp_path / "more.csv"
+    path.write_text("outcome,sex,age\nsevere,x,50\nmild,f,\n")
+    data = load_rows(path, schema, "classification", ("mild", "none", "severe"))
+    np.testing.assert_array_equal(data.x, [[50, 0, 0, 0], [np.nan, 1, 1, 0]])
+    assert (data.y.tolist(), data.classes) == ([2, 0], 3)
+    with pytest.raises(DataError, match="column outcome has 'severe'; allowed: mild, none"):
+        load_rows(path, schema, "classification", ("mild", "none"))
+    path.write_text("outcome,sex,age\n3.5,m,50\n")
+    assert load_rows(path, schema, "regression", ()).y.tolist() == [[3.5]]
 
 
 def test_own_is_not_a_data_set_by_itself():

@@ -1,6 +1,7 @@
 """What a client does in a round: fit, personalise, predict, sum its metrics."""
 
 import re
+import sys
 
 import attrs
 import pytest
@@ -238,9 +239,9 @@ def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else(
     for name, each in (("without", of), ("with", foreign)):
         broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), each)
         with Local(workers=1).open(each, inference, 10) as session:
-            for round in (1, 2):
-                now = attrs.evolve(broadcast, round=round)
-                replies[name, round] = list(session.evaluate(now, each.clients))
+            for number in (1, 2):
+                now = attrs.evolve(broadcast, round=number)
+                replies[name, number] = list(session.evaluate(now, each.clients))
     assert all(e.ood is None for e in (*replies["with", 1], *replies["without", 2]))
     for plain, compared in zip(replies["without", 2], replies["with", 2], strict=True):
         assert not difference(dict(compared.personal), dict(plain.personal))
@@ -253,3 +254,53 @@ def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else(
         entropy = -(p * p.log()).sum(1)
         exact = roc_auc_score([0] * own + [1] * others, entropy)
         assert metrics.metrics_of(compared.ood)["auroc"] == pytest.approx(exact, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (lambda _: None, "returned NoneType; return a LocalResult"),
+        (lambda _: [1], "returned list; return a LocalResult"),
+        (lambda r: attrs.evolve(r, clients=3), "TypeError"),
+        (lambda r: attrs.evolve(r, clients=([3],)), r"returned clients \(\[3\],\) for"),
+        (lambda r: attrs.evolve(r, memory={"m": [1.0]}), "memory whose m is list; return a torch"),
+        (lambda _: sys.exit(0), "SystemExit: 0"),
+        (lambda r: attrs.evolve(r, statistics={"s": torch.ones(1, requires_grad=True)}), "grad"),
+    ],
+)
+def test_whatever_fit_returns_or_does_costs_its_client_only(returned, reason):
+    @attrs.frozen(kw_only=True)
+    class Odd(Map):
+        """Returns something else for client 1."""
+
+        name = "odd"
+
+        def fit(self, problem, broadcast, cohort):
+            result = super().fit(problem, broadcast, cohort)
+            return returned(result) if cohort.clients == (1,) else result
+
+    of, inference = problem(), Odd(local_epochs=1)
+    with Local(workers=1).open(of, inference, 1) as session:
+        found = list(session.fit(begin(Recipe(inference, Average(), Equal(), Fixed()), of), (0, 1)))
+    assert found[0].clients == (0,)
+    assert re.search(reason, str(found[1]))
+    assert found[1].client == 1
+
+
+@pytest.mark.parametrize("stage", ["predict", "personalise"])
+def test_an_inference_that_ends_the_program_at_the_evaluation_costs_its_client_only(stage):
+    @attrs.frozen(kw_only=True)
+    class Ending(Map):
+        """Ends the program."""
+
+        name = "ending"
+
+    def end(*_):
+        raise SystemExit(0)
+
+    setattr(Ending, stage, end)
+    of, inference = problem(), Ending(local_epochs=1)
+    with Local(workers=1).open(of, inference, 1) as session:
+        broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+        found = list(session.evaluate(broadcast, (0, 1)))
+    assert [failure.client for failure in found] == [0, 1]

@@ -3,7 +3,11 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import closing
+from pathlib import Path
 
 import attrs
 import pytest
@@ -112,3 +116,62 @@ def test_closing_a_pool_stops_its_processes(work):
     for ((process, *_),) in replies:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2_000_000])  # a large task does not fit into the pipe
+def test_a_process_that_is_frozen_before_it_begins_is_replaced(work, monkeypatch, size):
+    worker, broadcast = work
+    with closing(ProcessPool(worker, 2, timeout=4.0)) as pool:
+        for _ in range(3):  # both have started
+            list(pool.run("evaluate", broadcast, tasks({}, {})))
+        monkeypatch.setattr("bflcore.engines.pool.STARTING", 1.0)
+        frozen, _ = pool._processes[0]  # noqa: SLF001 - the one that gets the first task
+        os.kill(frozen.pid, signal.SIGSTOP)
+        first, *others = tasks({}, {})
+        heavy = Task(first.clients, [{"ballast": torch.zeros(size)}])
+        replies = list(pool.run("fit", broadcast, [heavy, *others]))
+    assert not frozen.is_alive()
+    assert isinstance(replies[0][0], ClientError)
+    assert "it took longer than 4 s (--client-timeout)" in str(replies[0][0])
+    assert [clients for ((_, clients, _),) in replies[1:]] == [[1]]
+
+
+def test_a_time_limit_may_be_longer_than_the_system_can_wait(work):
+    worker, broadcast = work
+    with open_pool(worker, 1, timeout=3e6) as pool:
+        ((_, clients, _),) = next(pool.run("fit", broadcast, tasks({})))
+    assert clients == [0]
+
+
+ORPHANS = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+from test_pool import Scripted, tasks
+from bflcore import Map
+from bflcore.engines.pool import ProcessPool
+from bflcore.rounds import Recipe, begin
+from bflcore.testing.problems import problem
+if __name__ == "__main__":
+    of = problem()
+    pool = ProcessPool(Scripted(of), 1, 0)
+    print(pool._processes[0][0].pid, flush=True)
+    list(pool.run("fit", begin(Recipe(Map(), None, None, None), of), tasks({{"seconds": 600}})))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_process_at_work_ends_when_its_parent_is_killed(tmp_path):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS.format(folder=str(Path(__file__).parent)))
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    time.sleep(5)  # it is at work, or starting
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists():
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the worker outlived its parent by ten seconds")

@@ -1,9 +1,14 @@
 """Resolving an experiment: who decides an option, and what is refused."""
 
+import copy
+import datetime as dt
+from pathlib import Path
+
 import attrs
 import pytest
 
 from bflcore import (
+    BflError,
     FedAvg,
     GaussianNoise,
     IncompatibleError,
@@ -14,7 +19,7 @@ from bflcore import (
     option,
 )
 from bflcore.data.label_noise import Pair
-from bflcore.experiments.resolve import Experiment, chosen_class, resolve
+from bflcore.experiments.resolve import Experiment, chosen_class, method_of, read, resolve
 from bflcore.models import TwoNN
 from bflcore.options.kinds import CONFIGURABLE, PARTS
 from bflcore.problem.calibration.conformal import Conformal
@@ -235,3 +240,41 @@ def test_the_chosen_class_is_that_of_the_resolved_part(kind):
     experiment = resolve(load_registry(), "bpfed", file, flags)
     found = chosen_class(load_registry(), "bpfed", kind, file, flags)
     assert found is type(getattr(experiment, kind))
+
+
+ODD = [5, -1, 1.5, float("nan"), [], [1], ["a"], [[]], {}, {"name": 5}, {"name": []}, True]
+ODD += [dt.date(2020, 1, 1), "", "x", "\0", "a" * 300, {"a": {"a": {}}}, [{"name": 1}]]
+
+
+def leaves(table, before=()):
+    for key, value in table.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from leaves(value, (*before, key))
+
+
+def test_whatever_stands_in_an_experiment_file_is_one_line_or_right():
+    registry = load_registry()
+    right = resolve(registry, "bpfed", {}, {"data": {"data": "digits"}}).as_toml()
+    refused = []
+    for path in [*leaves(right), ("calibrator",), ("calibrator", "conformal"), ("dataset", "odd")]:
+        for value in ODD:
+            file = copy.deepcopy(right)
+            table = file
+            for key in path[:-1]:
+                table = table.setdefault(key, {})
+            table[path[-1]] = value
+            try:
+                resolve(registry, method_of(file, Path("a.toml")), file, {}).as_toml()
+            except BflError as error:
+                refused.append(str(error))
+    assert len(refused) > 500
+    assert not [text for text in refused if "\n" in text or len(text) > 2000]
+
+
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000, "= 3", "\x00"])
+def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(OptionError, match=r"a.toml is not valid TOML") as error:
+        read(tmp_path / "a.toml")
+    assert len(str(error.value)) < 500

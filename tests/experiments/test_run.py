@@ -7,7 +7,7 @@ import pytest
 from bflcore import Average
 from bflcore.data import Partition
 from bflcore.engines.local import LocalSession
-from bflcore.errors import RoundError
+from bflcore.errors import OptionError, RoundError
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
@@ -15,6 +15,7 @@ from bflcore.experiments.resolve import resolve
 from bflcore.experiments.run import execute
 from bflcore.options import options_of
 from bflcore.registry.loading import load_registry
+from bflcore.testing.problems import Replies
 
 from ..interrupted import (
     METHODS,
@@ -142,7 +143,7 @@ def test_a_run_that_is_killed_in_the_calibration_goes_on_bit_for_bit(tmp_path, m
     for group in ("calibrated", "novel.calibrated"):
         assert f"{group}.set_coverage90" in summary["final"]
     with monkeypatch.context() as patch:
-        stopped_at(patch, (LocalSession, "calibrate"), 1)
+        stopped_at(patch, (LocalSession, "calibrate"), 0)
         with pytest.raises(Killed):
             execute(prepared, cut)
     assert checkpoint(cut.path)[0] == 1
@@ -158,3 +159,13 @@ def test_a_run_that_is_killed_in_the_calibration_goes_on_bit_for_bit(tmp_path, m
     without = execute(plain, RunDirectory.create(tmp_path / "plain", plain, registry))
     histograms = 2 * (2 * (2048 * 8 + 8) + 93 * 8 + 8)  # two clients train
     assert before - without["bytes"]["up"] == histograms
+
+
+def test_an_engine_that_does_not_calibrate_is_refused_before_the_first_round(tmp_path):
+    registry = load_registry()
+    flags = {"data": {"data": "synthetic", "calibration_fraction": 0.3, "clients": 3}}
+    prepared = prepare(resolve(registry, "fedavg", {}, flags))
+    run = RunDirectory.create(tmp_path / "run", prepared, registry)
+    with pytest.raises(OptionError, match="engine local does not calibrate; leave it out"):
+        execute(prepared, run, session=Replies())
+    assert not run.metrics.exists()

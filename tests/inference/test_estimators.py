@@ -29,6 +29,18 @@ PROBLEMS = {
 each_problem = pytest.mark.parametrize("of", [make() for make in PROBLEMS.values()], ids=PROBLEMS)
 
 
+class Tied(nn.Module):
+    """Two layers share a weight: it is one random variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
 def streams(clients, seed=0):
     return [stream(seed, 0, client, "noise") for client in range(clients)]
 
@@ -427,3 +439,25 @@ def test_layers_that_run_several_times_and_embeddings_are_drawn_whole(name):
         return noisy
 
     compare(of, name, lambda m, s: forward_with(of, m + s * eps, {"head": replace(m, s)}, x))
+
+
+@each_estimator
+def test_the_gradient_of_a_tied_weight_is_that_of_the_network_written_with_one_weight(name):
+    """Without noise it is that of the plain network, whose two uses autograd adds up."""
+    of = problem(Tied(), head="head")
+    assert of.layout.total == 9 + 3 + 3 + 6 + 2  # the weight counts once
+    mean, _ = parameters(of)
+    batch = whole(of)
+    leaf = mean.clone().requires_grad_()
+    tensors = of.layout.unflatten(leaf)
+    first = torch.tanh(
+        functional.linear(batch.x[0], tensors["first.weight"], tensors["first.bias"])
+    )
+    second = torch.tanh(functional.linear(first, tensors["first.weight"], tensors["second.bias"]))
+    outputs = functional.linear(second, tensors["head.weight"], tensors["head.bias"])
+    loss = of.likelihood.nll(outputs, batch.y[0]).mean()
+    (expected,) = torch.autograd.grad(loss, leaf)
+    made = estimator(name, of, streams(1), batch.x[0, :1])
+    nll, gradient, _ = made(mean[None], torch.full_like(mean, 1e-9)[None], batch)
+    torch.testing.assert_close(nll[0], loss.detach(), atol=1e-7, rtol=1e-6)
+    torch.testing.assert_close(gradient[0], expected, atol=1e-7, rtol=1e-6)

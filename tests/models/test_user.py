@@ -10,6 +10,7 @@ import torch
 
 from bflcore.errors import OptionError
 from bflcore.models import load_factory
+from bflcore.models.user import file_name
 from bflcore.options import as_dict
 
 SOURCE = """
@@ -53,6 +54,9 @@ def double(input_shape, outputs):
 
 def dropping(input_shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(math.prod(input_shape), outputs))
+
+def embedding(input_shape, outputs):
+    return nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, outputs))
 
 def raising(input_shape, outputs):
     raise ValueError("two\\nlines")
@@ -184,7 +188,7 @@ def test_a_specification_needs_a_module_and_a_factory(spec):
 
 @pytest.mark.parametrize(
     ("spec", "missing"),
-    [("mynest:build", "mynest"), ("absent.nets:build", "absent"), ("mynets.py:build", "mynets.py")],
+    [("mynest:build", "mynest"), ("absent.nets:build", "absent")],
 )
 def test_a_missing_module_is_named_with_the_folder_searched(spec, missing, folder):
     message = refusal(lambda: load_factory(spec))
@@ -232,3 +236,51 @@ def test_a_factory_must_be_callable():
 def test_a_factory_that_makes_no_fitting_network_gives_the_cause(factory, reason):
     message = refusal(lambda: load_factory(f"mynets:{factory}").network((4,), 2))
     assert message.startswith(f"model mynets:{factory} {reason}")
+
+
+def test_a_module_can_be_given_by_its_path_which_is_stored_whole(folder, monkeypatch):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "pathnets.py").write_text(SOURCE)
+    model = load_factory("sub/pathnets.py:build")
+    assert model.name == f"{folder}/sub/pathnets.py:build"
+    assert model.source == folder / "sub" / "pathnets.py"
+    monkeypatch.chdir("/")
+    assert load_factory(model.name).network((4,), 2)(torch.zeros(1, 4)).shape == (1, 2)
+    assert pickle.loads(pickle.dumps(model)).name == model.name
+    sys.path.remove(str(folder / "sub"))
+    monkeypatch.delitem(sys.modules, "pathnets")
+
+
+def test_a_path_that_is_not_there_or_has_a_name_that_is_taken_is_refused(folder):
+    assert "is not a file; allowed: a Python module" in refusal(
+        lambda: load_factory("./absent.py:build")
+    )
+    (folder / "sub").mkdir(exist_ok=True)
+    (folder / "sub" / "torch.py").write_text(SOURCE)
+    message = refusal(lambda: load_factory("sub/torch.py:build"))
+    assert "another module named torch is installed" in message
+    sys.path.remove(str(folder / "sub"))
+
+
+def test_the_copy_that_a_run_keeps_takes_precedence(folder):
+    kept = folder / "kept"
+    kept.mkdir()
+    assert [file_name(s) for s in ("mynets:build", "a.nets:b", "/x/nets.py:b")] == [
+        *("mynets.py", "nets.py", "nets.py")
+    ]
+    (kept / "mynets.py").write_text(
+        SOURCE.replace("shape), 4)", "shape), 9)").replace("(4, o", "(9, o")
+    )
+    network = load_factory("mynets:build", kept).network((4,), 2)
+    assert network[1].out_features == 9
+    assert load_factory("mynets:build").network((4,), 2)[1].out_features == 4
+    assert load_factory("mynets:build", folder / "none").network((4,), 2)[1].out_features == 4
+    (kept / "mynets.py").write_text("1 / 0")
+    sys.modules.pop(next(name for name in sys.modules if name.startswith("stored_")))
+    message = refusal(lambda: load_factory("mynets:build", kept))
+    assert "mynets.py failed: ZeroDivisionError" in message
+
+
+def test_a_network_that_looks_samples_up_is_advised_to_convert_them():
+    message = refusal(lambda: load_factory("mynets:embedding").network((4,), 2))
+    assert message.endswith("samples arrive as real numbers, even codes: look them up as x.long()")

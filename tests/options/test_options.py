@@ -232,3 +232,19 @@ def test_an_option_of_a_component_without_options_is_refused_as_such():
         OptionError, match=r"model.hidden: model plain has no options; leave it out"
     ):
         find_option(Plain, "hidden", "model")
+
+
+def test_an_alias_is_not_inherited_with_another_name():
+    from bflcore import Average
+
+    @component
+    class Mean(Average):
+        """Average."""
+
+        name = "mean"
+
+    @component
+    class Tuned(Average):
+        """Average."""
+
+    assert (Average.aliases, Mean.aliases, Tuned.aliases) == (("nwa",), (), ("nwa",))

@@ -1,5 +1,7 @@
 """Areas under ROC curves from histograms, against scikit-learn's from the scores themselves."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -84,3 +86,12 @@ def test_nineteen_of_twenty_are_ninety_five_per_cent():
     own = [0.1] * 19 + [0.9]
     counts = counted([*own, 0.5], [False] * 20 + [True])
     assert float(ranking.fpr95(counts)) == 0
+
+
+def test_transposed_scores_are_counted_without_a_warning():
+    scores, positive = torch.rand(3, 50).T, (torch.rand(3, 50) < 0.5).T
+    with warnings.catch_warnings():  # torch warns once per process
+        warnings.simplefilter("error")
+        found = ranking.histograms(scores, positive, 20)
+    copied = ranking.histograms(scores.contiguous(), positive.contiguous(), 20)
+    assert torch.equal(found, copied)

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import attrs
 import numpy as np
 import pytest
 
@@ -193,6 +194,8 @@ def test_a_confusion_matrix_has_a_cell_per_pair_of_classes():
     root = parse(plots.confusion(run))
     assert {"predicted class", "class"} <= set(texts(root))
     assert {"80", "20", "100"} <= set(texts(root))  # per cent of a class's samples
+    named = attrs.evolve(run, description={"classes": ["well", "a rare disease"]})
+    assert texts(parse(plots.confusion(named))).count("a rare d...") == 2
 
 
 def test_contours_mark_every_network():

@@ -80,8 +80,17 @@ def test_all_columns_of_a_table_have_one_definition():
         shown = {k: v for k, v in row.items() if isinstance(v, float) and "MB" not in k}
         others = {"seconds": 1.0, "std over clients": 0.5, "worst": 0.1}
         assert {k: v for k, v in shown.items() if k not in others} == dict.fromkeys(
-            [*("accuracy", "balanced accuracy", "F1", "AUROC", "ECE", "NLL", "Brier")]
-            + ["OOD AUROC", "OOD FPR95"],
+            (
+                "accuracy",
+                "balanced accuracy",
+                "F1",
+                "AUROC",
+                "ECE",
+                "NLL",
+                "Brier",
+                "OOD AUROC",
+                "OOD FPR95",
+            ),
             expected,
         )
         assert {k: v for k, v in shown.items() if k in others} == (

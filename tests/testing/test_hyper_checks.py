@@ -59,8 +59,8 @@ def too_certain(self, broadcast, fused, total):
 
 
 WRONG = [
-    (continual("Takes all threads", take_all_threads), {PROCESS}),
     (continual("Moves the fused posterior in place", move_the_fused), {UNTOUCHED}),
+    (continual("Takes all threads", take_all_threads), {PROCESS}),
     (
         continual("Counts by two", lambda f, *_: attrs.evolve(f, round=f.round + 1)),
         {ROUNDS},

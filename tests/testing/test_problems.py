@@ -77,3 +77,10 @@ def test_nans_equal_themselves_and_copies_stay_as_they_were():
     q.mean[1] = 9
     assert difference(q, before).startswith("mean[1] is 9")
     assert shapes(q) == {"mean": "float64 [3]", "variance": "float64 [3]"}
+
+
+def test_lists_are_compared_element_by_element():
+    one = [{"a": torch.zeros(2)}, {"a": torch.ones(2)}]
+    assert difference(one, [dict(part) for part in one]) == ""
+    assert difference(one, [one[0], {"a": torch.zeros(2)}]) != ""
+    assert difference(one, one[:1]) != ""

@@ -9,25 +9,37 @@ from string import Template
 
 from bflcore import __version__
 from bflcore.errors import OptionError, RunError
+from bflcore.options.kinds import kind_called
 
-__all__ = ["write_plugin"]
+__all__ = ["COMMANDS", "write_plugin"]
 
-# Where each template goes.
+# Where each template goes; `$kind` is in the name of those that differ between kinds.
 FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
     "gitignore": ".gitignore",
     "init.py": "$package/__init__.py",
-    "plugin.py": "$package/plugin.py",
-    "inference.py": "$package/$module.py",
+    "$plugin.py": "$package/plugin.py",
+    "$kind.py": "$package/$module.py",
     "py.typed": "$package/py.typed",
     "test_conformance.py": "tests/test_${module}_conformance.py",
-    "test_method.py": "tests/test_${module}.py",
+    "$test.py": "tests/test_${module}.py",
+}
+# What `bfl new-plugin --kind` writes, and a command that uses it. An inference comes with a method.
+COMMANDS = {
+    "inference": "bfl run $name --data synthetic",
+    "method": "bfl run $name --data synthetic",
+    "aggregator": "bfl run fedvi --aggregator $name --data synthetic",
+    "hyper": "bfl run fedvi --hyper $name --data synthetic",
+    "dataset": "bfl run fedavg --data $name",
+    "model": "bfl run fedavg --model $name --data synthetic",
 }
 
 
-def write_plugin(name: str, folder: Path) -> list[Path]:
+def write_plugin(name: str, folder: Path, kind: str = "inference") -> list[Path]:
     """Write the distribution ``bfl-NAME`` to `folder`, which must not exist; return its files.
+
+    `kind` is a key of `COMMANDS`: what the distribution contributes.
 
     Raises `OptionError` for a name that is not allowed, `RunError` if a file cannot be written.
     """
@@ -38,23 +50,37 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
         )
     if folder.exists():
         raise RunError(f"{folder} exists; choose another folder with --out, or remove it")
-    module = name.replace("-", "_")
-    major, minor, *_ = __version__.split(".")
-    words = {
-        "name": name,
-        "module": module,
-        "package": f"bfl_{module}",
-        "Class": "".join(word.capitalize() for word in name.split("-")),
-        "requires": f">={major}.{minor},<{major}.{int(minor) + 1}",
-    }
-    written = []
+    words, written = _words(name, kind), []
     try:
         for source, target in FILES.items():
             path = folder / Template(target).substitute(words)
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = (files(__package__) / "files" / f"{source}.in").read_text(encoding="utf-8")
+            template = Template(f"{source}.in").substitute(words)
+            text = (files(__package__) / "files" / template).read_text(encoding="utf-8")
             path.write_text(Template(text).substitute(words), encoding="utf-8")
             written.append(path)
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror})") from None
     return written
+
+
+def _words(name: str, kind: str) -> dict[str, str]:
+    """Return what stands for each name in the templates."""
+    module, called = name.replace("-", "_"), kind_called(kind)
+    major, minor, *_ = __version__.split(".")
+    part = "".join(word.capitalize() for word in name.split("-"))
+    both = kind == "inference"
+    return {
+        "name": name,
+        "kind": kind,
+        "module": module,
+        "package": f"bfl_{module}",
+        "Class": part,
+        "parts": f"{part}, {part}Inference" if both else part,
+        "base": called.base,
+        "hook": called.hook,
+        "plugin": "plugin_inference" if both else "plugin",
+        "test": "test_recipe" if kind == "method" else f"test_{kind}",
+        "command": Template(COMMANDS[kind]).substitute(name=name),
+        "requires": f">={major}.{minor},<{major}.{int(minor) + 1}",
+    }

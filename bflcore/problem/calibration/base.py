@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 LEVELS = (80, 90, 95)  # coverages, in per cent, at which regions are measured
+SCOPES = ("federated", "client", "shrunk")
+SCOPE = "whose calibration samples a client uses"
 ANSWERED = "answered"  # in the total: the clients whose sums are in it
 EXAMPLES = "examples"  # among every calibrator's sums: the number of calibration samples
 
@@ -67,11 +69,7 @@ class Calibrator(Component, abc.ABC):
     kind: ClassVar[str] = "calibrator"
     tasks: ClassVar[tuple[str, ...]] = ("classification", "regression")
 
-    scope: str = option(
-        "federated",
-        "whose calibration samples a client uses",
-        choices=("federated", "client", "shrunk"),
-    )
+    scope: str = option("federated", SCOPE, choices=SCOPES)
     others: float = option(
         50.0, "samples that those of all other clients count for (with the scope shrunk)", above=0
     )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from bflcore.lazy import lazy
 from bflcore.options import component, option
-from bflcore.problem.calibration.base import Calibrator, moments, probabilities
+from bflcore.problem.calibration.base import (
+    SCOPE,
+    SCOPES,
+    Calibrator,
+    moments,
+    probabilities,
+)
 from bflcore.problem.calibration.sketch import bins_of, histogram, needed, thresholds, upper_ends
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ class Conformal(Calibrator):
         "Lei et al. 2018, section 5.2 (regression); Lu et al. 2023 (federated)"
     )
 
+    scope: str = option("client", SCOPE, choices=SCOPES)  # what a client is promised is its own
     score: str = option("lac", "score of a class", choices=("lac", "aps"))
     group: str = option(
         "none", "groups with a guarantee each", choices=("none", "predicted", "label")
@@ -82,7 +89,7 @@ class Conformal(Calibrator):
         return {"scores": histogram(self._scores(p)[rows, y], groups, count)}
 
     def region(self, sums: Sums, predictive: Predictive, coverage: float) -> Tensor:
-        """Return the classes, or the ends of the intervals, whose score is below the threshold."""
+        """Return the classes ``[B, C]`` with scores up to the threshold, or ends ``[2, B, T]``."""
         bins = thresholds(sums["scores"], coverage, self.confidence)
         if predictive.noise is not None:
             mean, variance = moments(predictive)
@@ -95,16 +102,17 @@ class Conformal(Calibrator):
         return inside
 
     def shortage(self, sums: Sums, coverage: float) -> str:
-        """Compare the smallest group with what the coverage needs."""
+        """Compare the smallest group of the histograms ``[G, BINS]`` with what coverage needs."""
         least, due = float(sums["scores"].sum(-1).min()), needed(coverage, self.confidence)
         if least >= due:
             return ""
         who = f"{self.scope} calibration samples"
         if self.group != "none":
             who += f" of the smallest group ({self.group})"
+        pool = " (the scope federated uses all clients')" if self.scope == "client" else ""
         return (
-            f"coverage {coverage:g} needs {due} {who}, there are {least:.4g}: where they are too "
-            "few, everything is in the set"
+            f"coverage {coverage:g} needs {due} {who}{pool}, there are {least:.4g}: where they are "
+            "too few, everything is in the set"
         )
 
     def _scores(self, p: Tensor) -> Tensor:

@@ -42,5 +42,5 @@ class Outliers(Calibrator):
         return {"scores": histogram(scores, torch.zeros_like(scores, dtype=torch.int64), 1)}
 
     def unlike(self, sums: Mapping[str, Tensor], predictive: Predictive) -> Tensor:
-        """Return which samples have a higher score than the threshold."""
+        """Return which samples ``[B]`` have a higher score than the threshold."""
         return bins_of(ood.ood_scores(predictive)[0]) > thresholds(sums["scores"], self.share)

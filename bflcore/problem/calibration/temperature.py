@@ -45,7 +45,7 @@ class Temperature(Calibrator):
     reference = "Guo et al. 2017, eq. 9; Laves et al. 2020 (regression)"
 
     def sums(self, predictive: Predictive, y: Tensor) -> dict[str, Tensor]:
-        """Return the negative log likelihoods, or the squares of standardised errors."""
+        """Return negative log likelihoods ``[POINTS]``, or squared standardised errors ``[T]``."""
         if predictive.noise is not None:
             mean, variance = moments(predictive)
             return {"squares": ((y.double() - mean).square() / variance).sum(0)}
@@ -54,7 +54,7 @@ class Temperature(Calibrator):
         return {"nll": torch.stack(losses)}
 
     def adjust(self, sums: Mapping[str, Tensor], predictive: Predictive) -> Predictive:
-        """Return p^(1/T), as a closed form beside the draws, or with scaled variances."""
+        """Return p^(1/T) ``[1, S, B, C]``: a closed form beside the draws, or scaled variances."""
         t = self.temperature(sums)
         if predictive.noise is None:
             tempered = (_logs(predictive) / t).softmax(-1)

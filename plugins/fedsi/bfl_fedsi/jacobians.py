@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -167,7 +168,7 @@ def blocks(problem: Problem, weights: Tensor, x: Tensor, width: int) -> Iterator
     `width` is the number of columns that the caller will request, which limits the block size.
     """
     linear = _linear_jacobian(problem, weights, x[:1])
-    make = linear or _dense_jacobian(problem, weights)
+    make = linear or _dense_jacobian(problem, weights, x[:1])
     widest = max(max(shape, default=1) for shape in problem.layout.shapes)
     width = max(width, widest) if linear else problem.layout.shared_total
     with torch.no_grad():
@@ -176,7 +177,8 @@ def blocks(problem: Problem, weights: Tensor, x: Tensor, width: int) -> Iterator
         yield make(samples)
 
 
-def _dense_jacobian(problem: Problem, weights: Tensor) -> Callable[[Tensor], Dense]:
+def _dense_jacobian(problem: Problem, weights: Tensor, sample: Tensor) -> Callable[[Tensor], Dense]:
+    """Return a function that builds `Dense` Jacobians, tried on `sample` ``[1, ...]``."""
     shared, personal = problem.layout.split(weights)
 
     def output(theta: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,9 +189,30 @@ def _dense_jacobian(problem: Problem, weights: Tensor) -> Callable[[Tensor], Den
     differentiate = torch.func.vmap(torch.func.jacrev(output, has_aux=True), in_dims=(None, 0))
 
     def make(samples: Tensor) -> Dense:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
             rows, outputs = differentiate(shared, samples)
         return Dense(outputs, rows)
+
+    try:
+        make(sample)
+    except (RuntimeError, TypeError):  # `torch.func` has no rule for a layer (torch.nn.LSTM)
+        return _repeated_jacobian(problem, shared, personal)
+    return make
+
+
+def _repeated_jacobian(
+    problem: Problem, shared: Tensor, personal: Tensor
+) -> Callable[[Tensor], Dense]:
+    """Return a function that differentiates every output of every sample by itself."""
+
+    @torch.enable_grad()
+    def make(samples: Tensor) -> Dense:
+        theta = shared.detach().requires_grad_()
+        whole = problem.layout.join(theta, personal)
+        outputs = problem.forward(whole[None], samples[None])[0]
+        rows = [torch.autograd.grad(one, theta, retain_graph=True)[0] for one in outputs.flatten()]
+        return Dense(outputs.detach(), torch.stack(rows).view(*outputs.shape, -1))
 
     return make
 

@@ -30,7 +30,36 @@ class Places(nn.Module):
         return self.head(torch.tanh(self.first(x.unflatten(1, (4, 2)))).flatten(1))
 
 
+class Sequence(nn.Module):
+    """A recurrent network, for which `torch.func` has no rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.cells(x.unflatten(1, (4, 2)))[1][0][0])
+
+
+class Tied(nn.Module):
+    """A network whose layers share their weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
 CASES = {
+    "an LSTM": (lambda: problem(Sequence(), shape=(8,), head="head"), jacobians.Dense),
+    "an LSTM, the body travels": (
+        lambda: problem(Sequence(), shape=(8,), head="head", sharing="body"),
+        jacobians.Dense,
+    ),
+    "tied weights": (lambda: problem(Tied(), head="head"), jacobians.Dense),
     "linear layers, everything travels": (problem, jacobians.Linear),
     "linear layers, the body travels": (lambda: problem(sharing="body"), jacobians.Linear),
     "linear layers, the head travels": (lambda: problem(sharing="head"), jacobians.Linear),

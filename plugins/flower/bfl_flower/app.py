@@ -7,6 +7,7 @@ describes a sample. Both halves build the same network from these files.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -27,7 +28,9 @@ from bflcore.api.rebuild import settings_of
 from bflcore.api.runs import round_line
 from bflcore.data.base import Dataset
 from bflcore.data.partition import Partition, hold_back
-from bflcore.data.user import load_npz
+from bflcore.data.schema import Schema
+from bflcore.data.split import split
+from bflcore.data.user import load_npz, load_rows
 from bflcore.engines.client import ClientWorker
 from bflcore.errors import DataError, OptionError, RunError
 from bflcore.experiments.directory import RunDirectory
@@ -35,6 +38,7 @@ from bflcore.experiments.prepare import Prepared, assemble
 from bflcore.experiments.resolve import Experiment, read, resolve
 from bflcore.experiments.run import execute
 from bflcore.messages import Broadcast, Personalised
+from bflcore.randomness import SERVER, numpy_stream
 from bflcore.registry.loading import load_registry
 
 __all__ = [
@@ -158,17 +162,20 @@ def prepare_node(folder: Path, experiment: Experiment, client: int, data: Path) 
         raise OptionError(
             f"--node-config: client={client} is not allowed; allowed: 0 to {total - 1}"
         )
-    classes = int(form["outputs"]) if form["task"] == "classification" else 0
-    dataset = load_npz(data, classes)
+    dataset = _load(form, data)
     found = (dataset.task, list(dataset.x.shape[1:]), dataset.outputs)
     if found != (form["task"], form["shape"], form["outputs"]):
         raise DataError(
             f"{data}: {found[0]} with samples {found[1]} and {found[2]} outputs; the experiment "
             f"is a {form['task']} with samples {form['shape']} and {form['outputs']} outputs"
         )
-    dataset = attrs.evolve(dataset, standardise=form["standardise"])
+    dataset = attrs.evolve(dataset, standardise=form["standardise"], schema=_schema(form))
     tests = 0 if dataset.x_test is None else len(dataset.x_test)
     own = {"train": np.arange(len(dataset.x)), "test": np.arange(tests)}
+    if data.suffix != ".npz":
+        stream = numpy_stream(experiment.run.seed, SERVER, client, "test split")
+        fraction = experiment.data.test_fraction
+        own = dict(zip(own, split(dataset, own["train"], stream, fraction=fraction), strict=True))
     empty = np.empty(0, np.int64)
     indices = {
         kind: tuple(index if k == client else empty for k in range(total))
@@ -185,6 +192,27 @@ def prepare_node(folder: Path, experiment: Experiment, client: int, data: Path) 
     return assemble(experiment, dataset, partition)
 
 
+def _load(form: Mapping[str, Any], path: Path) -> Dataset:
+    """Load the samples of a node: arrays, or a table if those of the experiment are one."""
+    schema, task = _schema(form), str(form["task"])
+    if schema is not None and schema.target and path.suffix != ".npz":
+        dataset = load_rows(path, schema, task, tuple(form["classes"]))
+        for note in dataset.notes:
+            click.echo(f"note: {note}", err=True)
+        return dataset
+    if path.suffix != ".npz":
+        raise DataError(
+            f"{path} cannot be read: the experiment was not exported from a table; give an .npz "
+            "file with x and y"
+        )
+    classes = int(form["outputs"]) if task == "classification" else 0
+    return load_npz(path, classes, task, gaps=schema is not None)
+
+
+def _schema(form: Mapping[str, Any]) -> Schema | None:
+    return Schema.from_json(form["schema"]) if "schema" in form else None
+
+
 def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Dataset, Partition]:
     """Return data of the given form without samples, for the server."""
     labels = form["task"] == "classification"
@@ -198,6 +226,8 @@ def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Da
         y,
         outputs if labels else 0,
         standardise=form["standardise"],
+        class_names=tuple(form.get("classes", ())),
+        schema=_schema(form),
     )
     nobody = (np.empty(0, np.int64),) * experiment.data.clients
     return dataset, Partition(nobody, nobody)
@@ -206,5 +236,7 @@ def without_samples(form: Mapping[str, Any], experiment: Experiment) -> tuple[Da
 def _experiment(folder: Path, device: str) -> Experiment:
     """Read the experiment; `device` replaces the one in the file unless empty."""
     file = read(folder / EXPERIMENT)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # a network of the user's own travels with the app
     flags = {"device": device} if device else {}
     return resolve(load_registry(), str(file["method"]), file, flags)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import tomli_w
 import torch
@@ -17,6 +18,7 @@ from bflcore.data.partition import split_off
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.environment import used_distributions
 from bflcore.experiments.prepare import assemble
+from bflcore.models.user import UserModel, file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +49,7 @@ README = """# {method} on Flower
 On every machine: `pip install {distributions}`, the same versions everywhere.
 
 Node number `client` is 0 to {last}. Its data file holds x, y, x_test and y_test: samples {shape},
-{targets}. {held}Features are raw{scaled}.
+{targets}. {held}{network}Features are raw{scaled}.{table}
 What a client keeps is stored beside its data, in client-0.state. After the last round, its own
 model is there, too: `bfl predict client-0.state/model.bfl new.csv --out predictions.csv`, or
 `bflcore.load_model("client-0.state/model.bfl")` in Python.
@@ -127,7 +129,11 @@ openssl x509 -req -days 365 -in server.csr -copy_extensions copy \\
     -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt
 """
 
+NETWORK = "The network is in {0}, which travels with this app; what it imports must be installed.\n"
 HELD = "The node holds {:.3g} of the {} in x out for {}.\n"
+TABLE = """
+Or the file is a table (.csv or .parquet) with the columns in `data.toml` and the target {}, of
+which --test-fraction is held out for testing."""
 
 
 def refuse(prepared: Prepared, form: Mapping[str, Any]) -> None:
@@ -180,7 +186,16 @@ def form_of(prepared: Prepared) -> dict[str, Any]:
         "shape": list(one.shape[2:]),
         "outputs": problem.forward(problem.initial[None], one).shape[-1],
         "standardise": problem.standardise,
+        **_table_of(prepared),
     }
+
+
+def _table_of(prepared: Prepared) -> dict[str, Any]:
+    """Return the schema of a table and the names of its classes, with which nodes read theirs."""
+    described = prepared.description
+    if described.schema is None:
+        return {}
+    return {"schema": attrs.asdict(described.schema), "classes": list(described.classes)}
 
 
 def export(
@@ -206,9 +221,17 @@ def export(
     labels, outputs = form["task"] == "classification", form["outputs"]
     needed = sorted(used_distributions(experiment, registry))
     out = f"runs/{folder.name}"
+    settings, model = experiment.as_toml(), experiment.model
+    own, network = {}, ""
+    if isinstance(model, UserModel) and model.source:
+        name = file_name(model.name)
+        own[name], network = model.source.read_text(encoding="utf-8"), NETWORK.format(name)
+        called = f"{Path(name).stem}:{model.name.rpartition(':')[2]}"
+        settings["model"] = {**settings["model"], "name": called}
     texts: dict[str, Any] = {
         "bfl_app.py": APP,
-        EXPERIMENT: tomli_w.dumps(experiment.as_toml()),
+        **own,
+        EXPERIMENT: tomli_w.dumps(settings),
         DATA: tomli_w.dumps(form),
         "pyproject.toml": tomli_w.dumps(_project(experiment, out)),
         "README.md": README.format(
@@ -217,10 +240,12 @@ def export(
             last=data.clients - 1,
             shape=f"{form['shape']}{RANGES[data.input_range]}",
             targets=f"labels 0 to {outputs - 1}" if labels else f"{outputs} targets",
+            table=TABLE.format(column) if (column := _target(prepared)) else "",
             held="".join(
                 HELD.format(fraction, "remaining samples" if number else "samples", purpose)
                 for number, (purpose, (fraction, _)) in enumerate(_held(prepared).items())
             ),
+            network=network,
             scaled=": they are scaled by sums over all clients" if form["standardise"] else "",
             certificates=textwrap.indent(CERTIFICATES.strip(), " " * 7),
             out=out,
@@ -232,6 +257,11 @@ def export(
         (folder / "nodes").mkdir()
         for client in (*problem.clients, *problem.novel):
             _save(folder / "nodes" / f"client-{client}.npz", client, prepared)
+
+
+def _target(prepared: Prepared) -> str:
+    schema = prepared.description.schema
+    return schema.target if schema else ""
 
 
 def _save(path: Path, client: int, prepared: Prepared) -> None:

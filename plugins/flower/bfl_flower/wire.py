@@ -175,9 +175,9 @@ class Task:
         if self.stage == PERSONALISE:
             return pack({"stored": True})
         found = [reply for reply in replies if isinstance(reply, Evaluation)]
-        sums = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
+        each = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
         return pack(
-            {"evaluations": [*map(_form, found)]}, {n: t for of in sums for n, t in of.items()}
+            {"evaluations": [*map(_form, found)]}, {n: t for of in each for n, t in of.items()}
         )
 
     def read(self, content: RecordDict) -> list[Reply]:

@@ -56,6 +56,42 @@ def test_an_app_holds_what_servers_and_nodes_need(bfl, tmp_path):
     ]
 
 
+NETS = """
+from torch import nn
+
+def build(input_shape, outputs):
+    return nn.Linear(*input_shape, outputs)
+"""
+
+
+def test_a_network_of_ones_own_travels_with_the_app_and_is_named_in_its_readme(
+    bfl, tmp_path, monkeypatch
+):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "ownnets.py").write_text(NETS)
+    status, _, err = bfl(
+        "flower", "export", "app", "fedavg", *TINY, "--model", "nets/ownnets.py:build"
+    )
+    assert status == 0, err
+    app = tmp_path / "app"
+    assert (app / "ownnets.py").read_text() == NETS
+    assert "The network is in ownnets.py, which travels with" in (app / "README.md").read_text()
+    assert read(app / "experiment.toml")["model"]["name"] == "ownnets:build"
+    # On another machine, where the module was never installed:
+    for path in [path for path in sys.path if path.endswith("nets")]:
+        sys.path.remove(path)
+    monkeypatch.delitem(sys.modules, "ownnets")
+    monkeypatch.chdir("/")
+    code = (
+        "import sys; from pathlib import Path; from bfl_flower.app import _experiment; "
+        "print(_experiment(Path(sys.argv[1]), '').model.network((60,), 10))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(app)], capture_output=True, text=True, check=False
+    )
+    assert "Linear(in_features=60" in found.stdout, found.stderr
+
+
 def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
     assert bfl("flower", "export", "app", "fedavg", *TINY)[0] == 0
     app = tmp_path / "app"
@@ -66,6 +102,52 @@ def test_a_node_sees_its_own_samples_and_the_network_of_all(bfl, tmp_path):
     for mine, theirs in ((own.train, whole.train), (own.test, whole.test)):
         assert [mine.size(client) for client in range(3)] == [0, theirs.size(1), 0]
         assert all(map(torch.equal, mine.of(1), theirs.of(1)))
+
+
+def patients(path, owners=("lmu", "ukb", "ukm"), rows=90):
+    """Write a table with words and missing values."""
+    rng = np.random.default_rng(0)
+    lines = ["age,ward,hospital,outcome"]
+    for row in range(rows):
+        age = "" if rng.random() < 0.2 else f"{rng.normal(60, 15):.1f}"
+        ward, outcome = rng.choice(["er", "icu"]), rng.choice(["mild", "severe"])
+        lines.append(f"{age},{ward},{owners[row % len(owners)]},{outcome}")
+    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def test_nodes_of_a_table_have_its_schema_and_read_tables_of_their_own(bfl, tmp_path):
+    lines = patients(tmp_path / "patients.csv")
+    table = ("--data", "patients.csv", "--target", "outcome", "--client", "hospital")
+    status, _, err = bfl("flower", "export", "app", "fedavg", *table)
+    assert status == 0, err
+    app = tmp_path / "app"
+    experiment = experiment_of(app)
+    whole = prepare(experiment).problem
+    exported = prepare_node(app, experiment, 1, app / "nodes" / "client-1.npz").problem
+    assert torch.equal(exported.initial, whole.initial)
+    for name, sums in whole.moments(1).items():
+        assert torch.equal(exported.moments(1)[name], sums)
+    # The node's own table: its columns in another order, and one more.
+    mine = [line.split(",") for line in lines if ",ukb," in line]
+    rows = [f"{outcome},{ward},x,{age}" for age, ward, _, outcome in mine]
+    (tmp_path / "ukb.csv").write_text("\n".join(["outcome,ward,zip,age", *rows]) + "\n")
+    own = prepare_node(app, experiment, 1, tmp_path / "ukb.csv").problem
+    assert (own.train.size(1), own.test.size(1)) == (24, 6)
+    together = [torch.cat([part.of(1)[0] for part in (of.train, of.test)]) for of in (own, whole)]
+    ours, theirs = (sorted(map(str, x.tolist())) for x in together)
+    assert ours == theirs
+    (tmp_path / "ukb.csv").write_text("age,ward,outcome\n1,er,dead\n")
+    with pytest.raises(DataError, match="column outcome has 'dead'; allowed: mild, severe"):
+        prepare_node(app, experiment, 1, tmp_path / "ukb.csv")
+
+
+def test_a_node_of_arrays_does_not_read_tables(bfl, tmp_path):
+    assert bfl("flower", "export", "app", "fedavg", *TINY)[0] == 0
+    patients(tmp_path / "ukb.csv")
+    app = tmp_path / "app"
+    with pytest.raises(DataError, match="was not exported from a table; give an .npz file"):
+        prepare_node(app, experiment_of(app), 1, tmp_path / "ukb.csv")
 
 
 def test_nodes_hold_samples_in_the_input_range(bfl, tmp_path):
@@ -262,12 +344,13 @@ def test_a_server_and_three_nodes_one_killed_give_the_local_numbers(bfl, tmp_pat
 
 
 @pytest.mark.parametrize("data", [(), ("-o", "dataset.classes=0")], ids=["classes", "regression"])
-def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
-    flags = (*TINY, *data, "--validation-fraction", "0.3")
+def test_a_node_holds_the_same_samples_out_for_validation_and_calibration(bfl, tmp_path, data):
+    flags = (*TINY, *data, "--validation-fraction", "0.3", "--calibration-fraction", "0.4")
     assert bfl("flower", "export", "app", "fedavg", *flags)[0] == 0
     app = tmp_path / "app"
     assert (
-        "The node holds 0.3 of the samples in x out for validation."
+        "The node holds 0.3 of the samples in x out for validation.\n"
+        "The node holds 0.4 of the remaining samples in x out for calibration.\n"
         in (app / "README.md").read_text()
     )
     experiment = experiment_of(app)
@@ -275,14 +358,17 @@ def test_a_node_holds_the_same_samples_out_for_validation(bfl, tmp_path, data):
     for client in range(3):
         own = prepare_node(app, experiment, client, app / "nodes" / f"client-{client}.npz").problem
         assert own.validation.size(client) > 0
+        assert own.calibration.size(client) > 0
         for mine, theirs in zip(own.samples.values(), whole.samples.values(), strict=True):
             assert all(map(torch.equal, mine.of(client), theirs.of(client)))
 
 
-def test_wrong_labels_cannot_be_kept_out_of_a_nodes_validation_samples(bfl, tmp_path):
-    flags = (*TINY, "--validation-fraction", "0.3", "--label-noise", "pair:0.1")
+@pytest.mark.parametrize("purpose", ["validation", "calibration"])
+def test_wrong_labels_cannot_be_kept_out_of_a_nodes_held_out_samples(bfl, tmp_path, purpose):
+    flags = (*TINY, f"--{purpose}-fraction", "0.3", "--label-noise", "pair:0.1")
     status, _, err = bfl("flower", "export", "app", "fedavg", *flags)
     assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: --{purpose}-fraction: ")
     assert "leave one of the two out" in err
     assert not (tmp_path / "app").exists()
 

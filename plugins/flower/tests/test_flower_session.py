@@ -16,6 +16,8 @@ from bflcore import BflError, ClientError, Map, Variational
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.local import Local
 from bflcore.errors import RoundError
+from bflcore.problem.calibration.conformal import Conformal
+from bflcore.rounds import calibrate
 from bflcore.testing import problems
 
 from .loopback import Loopback
@@ -89,6 +91,27 @@ def test_two_rounds_are_the_local_engines_to_the_bit(problem, inference, stays, 
 
 
 @pytest.mark.parametrize("stays", [False, True])
+def test_nodes_calibrate_as_the_local_engine_does_to_the_bit(problem, stays, tmp_path):
+    conformal = Conformal(scope="client")
+    problem = attrs.evolve(problem, calibration=problem.train, calibrators=(conformal,))
+    inference = problems.build(Variational)
+    broadcast = problems.first_broadcast(inference, problem)
+
+    def calibrated(session):
+        for reply in list(session.fit(broadcast, problem.clients)):
+            session.store(reply)
+        after, found = calibrate(problem, session, broadcast)
+        return after.calibration, found.bytes_up, list(session.evaluate(after, problem.clients))
+
+    with Local(workers=1).open(problem, inference, 10) as local:
+        expected = calibrated(local)
+    store = (lambda c: MemoryStore(tmp_path / str(c))) if stays else None
+    found = calibrated(session_of(grid_of(problem, inference, store), inference, problem))
+    assert not problems.difference(found, expected)
+    assert found[1] == expected[1]
+    assert found[2][0].calibrated
+
+
 def test_ready_clients_send_their_memories_unless_these_stay_on_the_nodes(problem, stays, tmp_path):
     inference = FineTuned(**attrs.asdict(problems.build(Map), recurse=False))
     broadcast = problems.first_broadcast(inference, problem)

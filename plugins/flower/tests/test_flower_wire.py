@@ -12,7 +12,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bfl_flower.wire import EVALUATE, FIT, PERSONALISE, MalformedError, Task, pack, unpack
+from bfl_flower.wire import (
+    CALIBRATE,
+    EVALUATE,
+    FIT,
+    PERSONALISE,
+    MalformedError,
+    Task,
+    pack,
+    unpack,
+)
 from bflcore import (
     Average,
     Broadcast,
@@ -24,7 +33,7 @@ from bflcore import (
     Point,
     Variational,
 )
-from bflcore.messages import Evaluation, Personalised
+from bflcore.messages import Answer, Evaluation, Personalised
 from bflcore.rounds import Recipe, run_round
 from bflcore.testing import problems
 from bflcore.testing.problems import Replies
@@ -84,6 +93,16 @@ def test_an_evaluation_comes_back_as_it_was(shared):
     sums = {"examples": torch.tensor(3), "bins": torch.arange(10.0)}
     found = Evaluation(2, sums, shared, {"lambda": {0.0: sums, 0.1: sums}})
     assert not problems.difference(answered(found, EVALUATE), found)
+
+
+def test_calibrated_sums_come_back_and_so_does_an_answer():
+    sums = {"examples": torch.tensor(3), "nll": torch.tensor(2.0)}
+    found = Evaluation(2, sums, None, calibrated=sums | {"mean.set_size90": torch.tensor(4.0)})
+    assert not problems.difference(answered(found, EVALUATE), found)
+    answer = Answer(2, {"conformal.scores": torch.arange(4).reshape(1, 4)})
+    assert not problems.difference(answered(answer, CALIBRATE), answer)
+    error = answered(ClientError(2, "calibrate", "no"), CALIBRATE)
+    assert (error.stage, error.reason) == ("calibrate", "no")
 
 
 def test_evaluations_on_test_and_on_validation_samples_come_back_together():

@@ -164,8 +164,8 @@ def test_with_too_few_samples_everything_is_in_and_one_line_says_so():
     sums = one.sums(made, y)
     assert one.region(sums, made, 0.9).all()
     assert one.shortage(sums, 0.9) == (
-        "coverage 0.9 needs 9 client calibration samples, there are 8: where they are too few, "
-        "everything is in the set"
+        "coverage 0.9 needs 9 client calibration samples (the scope federated uses all clients'), "
+        "there are 8: where they are too few, everything is in the set"
     )
     assert one.shortage(sums, 0.8) == ""
     low, high = one.region(one.sums(*real(8)), real(8)[0], 0.9)
