@@ -47,7 +47,9 @@ def tensor_digest(header: str, tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(header.encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        # Cloned: a tensor of one element or none counts as contiguous with any stride.
+        flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
+        found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

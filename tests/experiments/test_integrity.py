@@ -113,3 +113,11 @@ def test_a_digest_that_is_missing_or_wrong_is_told_apart():
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(RunError, match="a.json cannot be written"):
         write_json(tmp_path / "absent" / "a.json", {})
+
+
+def test_a_tensor_has_one_digest_however_it_lies_in_memory():
+    whole = torch.arange(12.0).reshape(3, 4)
+    assert tensor_digest("", {"a": whole.T}) == tensor_digest("", {"a": whole.T.contiguous()})
+    for size in (0, 1):  # contiguous, whatever the stride
+        strange = torch.zeros(1).as_strided((size,), (0,))
+        assert tensor_digest("", {"a": strange}) == tensor_digest("", {"a": torch.zeros(size)})

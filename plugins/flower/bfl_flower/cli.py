@@ -28,11 +28,6 @@ def flower() -> None:
 @click.option("--shape", metavar="N,...", help="shape of a sample, instead of a data set: 10")
 @click.option("--outputs", type=int, help="with --shape: number of classes, or of targets")
 @click.option(
-    "--task",
-    type=click.Choice(["classification", "regression"]),
-    help="with --shape [default: classification]",
-)
-@click.option(
     "--standardise", is_flag=True, help="with --shape: scale features by sums over the clients"
 )
 def export(
@@ -40,7 +35,6 @@ def export(
     without_data: bool,
     shape: str | None,
     outputs: int | None,
-    task: str | None,
     standardise: bool,
     **given: Any,
 ) -> None:
@@ -48,7 +42,7 @@ def export(
 
     The flags are those of bfl run. Each client's samples are written to FOLDER/nodes, for a trial
     on one machine or to be copied to the nodes; a node can also use a data file of its own. With
-    --shape, --outputs and --clients, no data set is needed here.
+    --shape, --outputs and --clients (and --task), no data set is needed here.
     """
     from bfl_flower import export as writing
     from bfl_flower.app import without_samples
@@ -57,16 +51,16 @@ def export(
     registry = load_registry()
     given |= {"engine": given["engine"] or "flower"}
     if shape is None:
-        if outputs is not None or task is not None or standardise:
-            raise OptionError("--outputs, --task and --standardise need --shape; give it, too")
+        if outputs is not None or standardise:
+            raise OptionError("--outputs and --standardise need --shape; give it, too")
         prepared = prepare(resolved(registry, **given))
         form = writing.form_of(prepared)
     else:
         form = {
             "name": "samples",
-            "task": task or "classification",
+            "task": given["task"] or "classification",
             "shape": _shape(shape),
-            "outputs": _outputs(outputs, task),
+            "outputs": _outputs(outputs, given["task"]),
             "standardise": standardise,
         }
         _refuse_data(given)
@@ -98,7 +92,8 @@ def _outputs(outputs: int | None, task: str | None) -> int:
 
 def _refuse_data(given: dict[str, Any]) -> None:
     """Refuse flags that need the samples, where there are none."""
-    kept = {"clients", "novel_clients", "validation_fraction", "input_range"}
+    kept = {"clients", "novel_clients", "input_range", "task"}
+    kept |= {"validation_fraction", "calibration_fraction"}  # the nodes hold these out
     for option in options_of(DataSettings):
         if option.name not in kept and given.get(option.name):
             flag = option.name.replace("_", "-")

@@ -233,7 +233,7 @@ def test_an_app_is_written_from_a_shape_and_runs_on_nodes_with_data(bfl, tmp_pat
         (("--shape", "6"), "--outputs: is missing; with --shape, give at least 2"),
         (("--shape", "6", "--outputs", "1"), "--outputs: 1 is not allowed; with --shape, give"),
         (("--shape", "6,x", "--outputs", "3"), "--shape: '6,x' is not allowed; allowed: numbers"),
-        (("--outputs", "3"), "--outputs, --task and --standardise need --shape"),
+        (("--outputs", "3"), "--outputs and --standardise need --shape"),
         ((*SHAPE, "--data", "digits"), "--data: has no effect with --shape"),
         ((*SHAPE, "--partition", "iid"), "--partition: has no effect with --shape"),
         ((*SHAPE, "--pretrain", "0.1"), "--pretrain needs samples"),
