@@ -272,6 +272,8 @@ def run_round(
         with blamed(rule, number):
             total = total.merge(rule, part)
     tally.check(min_clients)
+    if not tally.replied:
+        return tally.pass_over(time.perf_counter() - clock)
     with blamed(rule, number):
         posterior, report = rule.finish(total.state), rule.report(total.state)
         screen_fused(rule, posterior, broadcast.start, number)
@@ -365,13 +367,19 @@ class Tally:
                 f"round {self.broadcast.round + 1}: {len(self.replied)} of {len(self.clients)} "
                 f"clients gave a valid result, {min_clients} are needed (--min-clients): {reasons}"
             )
-        check_weights(torch.cat(self.weights), len(self.replied), self.replied)
+        if self.replied:
+            check_weights(torch.cat(self.weights), len(self.replied), self.replied)
+
+    def pass_over(self, seconds: float) -> Round:
+        """Return the record of a round without a valid result: the posterior stays as it was."""
+        following = attrs.evolve(self.broadcast, round=self.broadcast.round + 1)
+        return self.close(following, {}, seconds)
 
     def close(self, following: Broadcast, report: Mapping[str, float], seconds: float) -> Round:
         """Return the round's record; `seconds` is all the time that it took."""
         return Round(
             following,
-            self.loss / len(self.replied),
+            self.loss / len(self.replied) if self.replied else float("nan"),
             tuple(self.replied),
             tuple(self.dropped),
             self.bytes_up,
@@ -383,6 +391,8 @@ class Tally:
         )
 
     def _heaviest(self) -> tuple[int, float]:
+        if not self.replied:
+            return SERVER, 0.0
         weights = torch.cat(self.weights)
         row = int(weights.argmax())
         return self.replied[row], float(weights[row] / weights.sum())

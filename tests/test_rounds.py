@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from pathlib import Path
@@ -706,3 +707,16 @@ def test_a_server_part_that_raises_is_named_with_its_file_and_line(part, method)
         f"round 3: {wrong.kind} failing failed: KeyError: 'nothing' at "
         f"{folder}/{Path(__file__).name}:{line}"
     )
+
+
+def test_a_round_without_a_valid_result_is_passed_over_where_that_is_allowed():
+    lost = [ClientError(client, "fit", "late") for client in range(4)]
+    with pytest.raises(RoundError, match="0 of 4 clients"):
+        run(lost)
+    before = sent()
+    done, _ = run(lost, before, min_clients=0)
+    assert done.broadcast.round == before.round + 1
+    assert done.broadcast.start is before.start
+    assert done.broadcast.prior is before.prior
+    assert (done.replied, len(done.dropped)) == ((), 4)
+    assert math.isnan(done.loss)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["print_final", "print_header", "show_progress"]
 
+LONGEST_REASON = 500  # characters of what a client says
+
 SHOWN = ("accuracy", "ece", "rmse")  # while running; means over clients
 SHORT = {"accuracy": "accuracy", "ece": "ECE", "rmse": "RMSE", "nll": "NLL"}  # two fit on a bar
 WIDTHS = {"metrics": 27, "time": 7, "bar": 5}  # columns of a terminal that a bar needs at least
@@ -102,7 +104,8 @@ def _bar(experiment: Experiment, done: int) -> Iterator[Progress]:
             if record is not None:
                 latest = _two(record)
                 for failure in record["dropped"]:
-                    bar.console.print(_drop(failure), style="yellow")
+                    # A client's text is not read as markup.
+                    bar.console.print(_drop(failure), style="yellow", markup=False, highlight=False)
             bar.update(task, completed=number, metrics=latest or f"loss {loss:.3f}")
 
         yield progress
@@ -158,4 +161,6 @@ def _two(record: Record) -> str:
 
 def _drop(failure: Record) -> str:
     client = failure.get("id", failure["client"])
-    return f"round {failure['round']}: client {client} dropped: {failure['reason']}"
+    reason = "".join(c if c.isprintable() else " " for c in str(failure["reason"]))
+    more = " ..." if len(reason) > LONGEST_REASON else ""
+    return f"round {failure['round']}: client {client} dropped: {reason[:LONGEST_REASON]}{more}"

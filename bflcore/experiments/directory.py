@@ -119,8 +119,14 @@ class RunDirectory:
     def append(self, record: Record) -> None:
         """Add one line to ``metrics.jsonl`` and flush it."""
         line = add_digest(record, self.digest)
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunError(
+                f"{self.metrics} cannot be written ({error.strerror}); free disk space and "
+                f"continue with: bfl resume {self.path}"
+            ) from None
         self.digest = line["digest"]
 
     def rewind(self, round: int) -> list[Record]:

@@ -60,6 +60,8 @@ def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:
 def _settings(experiment: Experiment) -> str:
     """Return a digest of the settings that determine the results."""
     values = {k: v for k, v in experiment.as_toml().items() if k not in MAY_CHANGE}
+    # How many clients train together decides the last bits of the results, nothing else does.
+    values["chunk"] = getattr(experiment.engine, "chunk", 0)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

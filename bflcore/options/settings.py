@@ -26,7 +26,11 @@ class RunSettings(Component):
     )
     cohort: int = option(0, "number of clients drawn per round (0 = all)", at_least=0)
     share: str = option("all", "parameters shared with the server", choices=SHARING)
-    min_clients: int = option(1, "minimum number of valid client results per round", at_least=1)
+    min_clients: int = option(
+        1,
+        "minimum number of valid client results per round (0 = a round without any is passed over)",
+        at_least=0,
+    )
     trust: float = option(
         30.0,
         "refuse a client result this many times larger than the cohort's median (0 = never)",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+from collections import Counter
 
 import pytest
 
@@ -65,3 +67,13 @@ def test_an_interruption_says_how_to_go_on(bfl, tmp_path, monkeypatch):
     assert status == 130
     assert "interrupted: 3 rounds are saved. Continue with: bfl resume cut" in err
     assert bfl("resume", "cut", "--quiet") == (0, "", "")
+
+
+def test_rounds_in_which_nobody_replies_can_be_passed_over(bfl, tmp_path):
+    words = ("run", "fedavg", *TINY, *quick("fedavg"), "--quiet", "--drop-out", "0.8")
+    assert bfl(*words, "--out", "stopped")[0] == 2  # the same faults again on every resume
+    assert bfl(*words, "--min-clients", "0", "--out", "whole")[0] == 0
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    lost = Counter(entry["round"] for entry in summary["dropped"])
+    assert 3 in lost.values()
+    assert summary["rounds"] == 6

@@ -106,3 +106,19 @@ def test_foreign_samples_of_another_shape_are_refused_before_anything_is_written
     assert status == 2
     assert "--ood: digits has samples of shape [1, 8, 8], but mnist5k has [1, 28, 28]" in err
     assert not (tmp_path / "shapes").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_client_says_is_neither_markup_nor_a_command_to_the_terminal(
+    experiment, monkeypatch, terminal
+):
+    reason = "[/x] [bold]loud[/bold] \x1b[2J\n" + 3000 * "y"
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "4000")
+    with show_progress(experiment, quiet=False) as progress:
+        progress(2, 0.6, record({"round": 1, "client": 3, "reason": reason}))
+    said = stream.getvalue()
+    assert "[/x] [bold]loud[/bold]" in said
+    assert "\x1b[2J" not in said
+    assert 400 < said.count("y") < 600
