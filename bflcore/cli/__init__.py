@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from bflcore.errors import BflError, RunWarning
+from bflcore.errors import BflError, RunWarning, described
 
 if TYPE_CHECKING:
     from bflcore.registry.command import Command
@@ -102,7 +102,8 @@ def bfl(debug: bool) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on standard error and exit status 2.
 
-    With ``--debug``, anywhere, the tracebacks of errors and of clients that fail come before it.
+    A defect is one line, too, and exit status 1. With ``--debug``, anywhere, the tracebacks of
+    errors and of clients that fail come before it.
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug = DEBUG in given
@@ -125,6 +126,11 @@ def main(arguments: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+    except MemoryError:
+        _refuse("there is not enough memory; use less data or a smaller model", debug)
+    except Exception as error:  # noqa: BLE001 - a defect, of ours or of a plugin: still one line
+        step = "this is a defect: add --debug for the traceback, and report it"
+        _refuse(f"unexpected {described(error, None)}; {step}", debug, status=1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -145,8 +151,8 @@ def _show(
         )
 
 
-def _refuse(message: str, debug: bool) -> None:
+def _refuse(message: str, debug: bool, status: int = 2) -> None:
     if debug:
         traceback.print_exc()
     click.echo("error: " + " ".join(message.split()), err=True)
-    sys.exit(2)
+    sys.exit(status)

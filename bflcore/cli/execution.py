@@ -35,7 +35,8 @@ def execute_and_report(
 
     checkpoints, path = directory.checkpoints, directory.path
     done = checkpoints.reached or 0
-    if not (quiet or as_json):
+    # A run that is resumed may still be refused, in one line.
+    if not (quiet or as_json) and checkpoints.reached is None:
         print_header(prepared, path)
     for text in caveats(prepared):
         click.echo(f"warning: {text}", err=True)

@@ -12,6 +12,7 @@ import click
 
 from bflcore.cli.columns import columns
 from bflcore.errors import unknown
+from bflcore.experiments.resolve import CALIBRATOR
 from bflcore.options import Component, Option, changed, options_of, type_name
 from bflcore.options.kinds import KINDS
 from bflcore.options.settings import SETTINGS
@@ -97,6 +98,8 @@ def show(kind: str, name: str, as_json: bool) -> None:
     for option in options_of(component):
         allowed = f" [{option.allowed}]" if option.allowed else ""
         prefix = "--" if kind == "settings" else f"{kind}."
+        if kind == CALIBRATOR:  # a run may have several
+            prefix += f"{component.name}."
         called = option.name.replace("_", "-") if kind == "settings" else option.name
         default = value_text(option.default) or "none"
         click.echo(f"  {prefix}{called} = {default}  ({type_name(option.type)}){allowed}")

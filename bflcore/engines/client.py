@@ -261,11 +261,11 @@ class ClientWorker:
         return found or problem.uncalibrated()
 
     def _kept_sums(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums:
-        """Return the client's own sums where it calibrates with them; otherwise nothing."""
-        own = any(one.scope != "federated" for one in problem.calibrators)
-        if cohort.novel or not own or not broadcast.calibration:
+        """Return the client's own sums for the calibrators that use them; often none."""
+        using = tuple(one for one in problem.calibrators if one.scope != "federated")
+        if cohort.novel or not using or not broadcast.calibration:
             return {}
-        return self._own_sums(problem, broadcast, cohort)
+        return self._own_sums(attrs.evolve(problem, calibrators=using), broadcast, cohort)
 
     @torch.no_grad()
     def _ood(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> Sums | None:

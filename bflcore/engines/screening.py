@@ -7,11 +7,14 @@ against a client that lies within these bounds; robust aggregators do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import attrs
 
 from bflcore.errors import ClientError, RoundError
 from bflcore.lazy import lazy
+from bflcore.problem.plausibility import impossible
 from bflcore.problem.ranking import FINEST
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
-    from bflcore.messages import Broadcast, LocalResult
+    from bflcore.messages import Broadcast, Evaluation, LocalResult
     from bflcore.options import Component
     from bflcore.posteriors import Posterior
 else:
@@ -83,19 +86,38 @@ def _plausible(name: str, sums: Tensor, stage: str) -> bool:
     return bool(((sums >= 0) & (sums <= LARGEST)).all())
 
 
-def screen_evaluations(replies: Sequence[EvaluationReply]) -> list[EvaluationReply]:
-    """Return the replies; those that cannot be added to most of the others become errors.
+def screen_evaluations(
+    replies: Sequence[EvaluationReply], asked: Collection[int]
+) -> list[EvaluationReply]:
+    """Return the replies of clients that were asked; those that cannot be used become errors.
 
-    Metrics that are not finite pass: a model that diverged has such metrics.
+    Their sums must have the form of most of the others', and be possible (`impossible`). Metrics
+    that are not finite pass: a model that diverged has such metrics.
     """
-    forms = [_form(reply) for reply in replies]
+    known = [reply for reply in replies if reply.client in asked]
+    forms = [_form(reply) for reply in known]
     usual = Counter(form for form in forms if form).most_common(1)
-    return [
-        reply
-        if isinstance(reply, ClientError) or (form and form == usual[0][0])
-        else ClientError(reply.client, "evaluate", "its sums do not have the form of the others'")
-        for reply, form in zip(replies, forms, strict=True)
-    ]
+    found: list[EvaluationReply] = []
+    seen: set[tuple[int, bool]] = set()
+    for reply, form in zip(known, forms, strict=True):
+        if isinstance(reply, ClientError):
+            found.append(reply)
+            continue
+        if not form or form != usual[0][0]:
+            reason = "its sums do not have the form of the others'"
+        elif (reply.client, reply.validation) in seen:
+            reason = "it was evaluated twice"
+        else:
+            seen.add((reply.client, reply.validation))
+            reason = next(filter(None, map(impossible, _groups(reply))), "")
+        found.append(ClientError(reply.client, "evaluate", reason) if reason else reply)
+    return found
+
+
+def _groups(reply: Evaluation) -> list[Mapping[str, Tensor]]:
+    """Return every set of sums in an evaluation."""
+    found = [reply.personal, *filter(None, (reply.shared, reply.calibrated, reply.ood))]
+    return found + [sums for points in reply.curves.values() for sums in points.values()]
 
 
 def screen_fused(part: Component, found: Posterior, due: Posterior, round: int) -> None:
@@ -130,8 +152,7 @@ def _form(reply: EvaluationReply) -> str:
     if isinstance(reply, ClientError):
         return ""
     try:
-        groups = [reply.personal, *filter(None, (reply.shared, reply.calibrated))]
-        groups += [sums for points in reply.curves.values() for sums in points.values()]
+        groups = _groups(attrs.evolve(reply, ood=None))
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""
         if reply.ood is not None:  # not every evaluation has it: it is no part of the form

@@ -117,4 +117,4 @@ def _form(statistics: Mapping[str, Tensor]) -> Form:
 
 
 def _shown(form: Form) -> str:
-    return ", ".join(f"{name} {dtype} {list(shape)}" for name, shape, dtype in form) or "absent"
+    return ", ".join(f"{name!r} {dtype} {list(shape)}" for name, shape, dtype in form) or "absent"

@@ -189,7 +189,7 @@ class Run:
         """Evaluate every client and write the metrics wherever they go."""
         clock = time.perf_counter()
         everyone = (*self.problem.clients, *self.problem.novel)
-        replies = screen_evaluations(list(session.evaluate(self.broadcast, everyone)))
+        replies = screen_evaluations(list(session.evaluate(self.broadcast, everyone)), everyone)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
         record = self.records.add_evaluation(number, loss, report, replies, self.problem.novel)
         self.directory.append(record)

@@ -172,9 +172,18 @@ def _is_path(module: str) -> bool:
 
 
 def _import_file(spec: str, file: Path) -> ModuleType:
-    """Import a file as the module of its name: worker processes can import it, too."""
+    """Import a file as the module of its name: worker processes can import it, too.
+
+    If it is gone, an installed module of this name is taken (a model may have been moved).
+    """
     if not file.is_file():
-        raise OptionError(f"model {spec}: {file} is not a file; allowed: a Python module")
+        try:
+            return _import(spec, file.stem)
+        except OptionError:
+            raise OptionError(
+                f"model {spec}: {file} is not a file, and no module {file.stem} is installed; "
+                "allowed: a Python module"
+            ) from None
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     importlib.invalidate_caches()
@@ -189,7 +198,7 @@ def _import_file(spec: str, file: Path) -> ModuleType:
 
 def _execute(spec: str, file: Path) -> ModuleType:
     """Execute a file that is kept with a run, whatever else has its name."""
-    name = f"stored_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}_{file.stem}"
+    name = f"stored_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.spec_from_file_location(name, file)

@@ -69,7 +69,6 @@ def fpr95(counts: Tensor) -> Tensor:
     that pass as the client's own ("FPR at 95 % TPR", Hendrycks & Gimpel 2017's setting).
     """
     negative, positive = counts.long().unbind(-2)
-    # In integers: 0.95 * 20 is more than 19 in floating point.
     accepts = 100 * negative.cumsum(-1) >= 95 * negative.sum(-1, keepdim=True)
     first = accepts.int().argmax(-1, keepdim=True)
     return (positive.cumsum(-1).gather(-1, first).squeeze(-1)).double() / positive.sum(-1)

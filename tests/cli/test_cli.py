@@ -66,7 +66,7 @@ from torch import nn
 
 class Fragile(nn.Linear):
     def forward(self, x):
-        if len(x) > 2:
+        if len(x) > 8:
             raise ArithmeticError("too many samples")
         return super().forward(x)
 
@@ -93,3 +93,25 @@ def test_debug_shows_the_traceback_of_a_client_from_its_worker(bfl, tmp_path, mo
     assert text.count('fragile_net.py", line 7, in forward') == 2  # both clients
     assert text.count("ArithmeticError: too many samples") >= 2
     assert error.splitlines()[-1].startswith("error: round 1: 0 of 2 clients")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (ZeroDivisionError("division by zero"), 1, "error: unexpected ZeroDivisionError: division"),
+        (RecursionError("deep"), 1, "error: unexpected RecursionError: deep at "),
+        (MemoryError(), 2, "error: there is not enough memory; use less data"),
+    ],
+)
+def test_a_defect_is_one_line_and_its_traceback_is_there_on_request(
+    bfl, monkeypatch, raised, status, said
+):
+    def fail(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("bflcore.cli.listing.load_registry", fail)
+    found, out, error = bfl("list", "method")
+    assert (found, out, error.count("\n")) == (status, "", 1)
+    assert error.startswith(said)
+    assert "Traceback" not in error
+    assert "Traceback" in bfl("list", "method", "--debug")[2]

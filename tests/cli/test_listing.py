@@ -58,3 +58,11 @@ def test_lists_are_whole_lines_when_the_terminal_is_narrow(bfl, command, monkeyp
     wide = bfl(*command)[1]
     monkeypatch.setenv("COLUMNS", "20")
     assert bfl(*command)[1] == wide
+
+
+def test_a_calibrators_options_are_shown_as_they_are_set(bfl):
+    status, out, _ = bfl("show", "calibrator", "ood")
+    assert status == 0
+    assert "calibrator.ood.share = 0.95" in out
+    words = ("--calibration-fraction", "0.2", "-o", "calibrator.ood.share=2")
+    assert "calibrator.ood.share: 2.0 is not allowed" in bfl("run", "fedavg", *words)[2]

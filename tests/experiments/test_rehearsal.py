@@ -1,6 +1,8 @@
 """A network of the user's own that cannot be trained is refused before a run writes anything."""
 
-import attrs
+import importlib
+import sys
+
 import pytest
 import torch
 
@@ -68,7 +70,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "rehearsednets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "rehearsednets", raising=False)
+    monkeypatch.delitem(sys.modules, "rehearsednets", raising=False)
 
     def run(method, factory, **flags):
         return bflcore.run(
@@ -117,9 +119,19 @@ def test_a_run_is_loaded_without_the_module_of_its_network(own, tmp_path, monkey
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).numpy()
     before = own("fedvi", "tied").server.predict(x).probabilities
     (tmp_path / "rehearsednets.py").rename(tmp_path / "gone.txt")
-    monkeypatch.delitem(__import__("sys").modules, "rehearsednets")
+    monkeypatch.delitem(sys.modules, "rehearsednets")
     monkeypatch.chdir("/")
     run = bflcore.load(tmp_path / "run")
     assert (run.server.predict(x).probabilities == before).all()
     assert (tmp_path / "run" / "model" / "rehearsednets.py").read_text() == NETS
-    assert attrs.has(type(run.server))
+
+
+def test_a_run_whose_network_is_gone_is_resumed_with_the_copy(own, bfl, tmp_path, monkeypatch):
+    own("fedavg", "tied")
+    (tmp_path / "rehearsednets.py").unlink()
+    monkeypatch.delitem(sys.modules, "rehearsednets")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    importlib.invalidate_caches()
+    status, out, err = bfl("resume", "run")
+    assert (status, err) == (0, "")
+    assert "run is finished (1 rounds)" in out

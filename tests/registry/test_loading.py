@@ -257,6 +257,30 @@ def test_a_plugin_may_contribute_a_likelihood_and_a_label_noise(install):
     assert used_distributions(experiment, registry) == {"bflcore", "bfl-aa-mine"}
 
 
+def test_a_plugin_may_contribute_a_calibrator(install):
+    source = """
+        from bflcore import Calibrator, component, hookimpl, option
+
+        @component
+        class Platt(Calibrator):
+            name = "platt"
+            slope: float = option(1.0, "slope")
+            def sums(self, predictive, y): ...
+
+        @hookimpl
+        def bfl_calibrators():
+            yield Platt
+    """
+    install("bfl-aa-mine", source)
+    registry = read_plugins(builtin)
+    assert state_of(registry, "bfl-aa-mine").reason == ""
+    file = {"data": {"calibration_fraction": 0.2}, "calibrator": {"platt": {"slope": 2.0}}}
+    experiment = resolve(registry, "fedavg", file, {"calibrate": ("platt", "ood")})
+    assert [one.name for one in experiment.calibrators] == ["platt", "ood"]
+    assert (experiment.calibrators[0].slope, experiment.calibrators[0].scope) == (2.0, "federated")
+    assert used_distributions(experiment, registry) == {"bflcore", "bfl-aa-mine"}
+
+
 def test_the_command_line_names_broken_plugins_exits_0_and_never_imports_torch(tmp_path, install):
     install("bfl-bb-broken", "raise RuntimeError('boom')")
     script = (
