@@ -37,7 +37,7 @@ def test_another_format_or_a_missing_library_is_one_line(tmp_path, monkeypatch):
         check_table(tmp_path / "p.json")
     monkeypatch.setattr("bflcore.api.tables.find_spec", lambda _: None)
     check_table(tmp_path / "p.csv")
-    with pytest.raises(RunError, match=r"pip install 'bflcore\[parquet\]'"):
+    with pytest.raises(RunError, match=r"pip install 'bflcore\[tables\]'"):
         write_table(tmp_path / "p.parquet", COLUMNS)
 
 

@@ -250,7 +250,7 @@ def test_predictions_of_a_calibrated_run_have_sets_or_intervals_and_flags(
     words = (*words[:-1], "0.999")
     status, _, err = bfl(*words)
     assert status == 0
-    assert err.startswith("warning: coverage 0.999 needs 999 client calibration samples (the scope")
+    assert err.startswith("note: coverage 0.999 needs 999 client calibration samples (the scope")
     assert err.count("\n") == 1
 
 
