@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "Run", "execute"]
 
+DECIDING = 0.8  # share of all weight with which one client decides what is learnt
+
 Progress = Callable[[int, float, "Record | None"], None]
 
 
@@ -149,7 +151,7 @@ class Run:
     def _warn_of_weight(self, number: int, done: Round) -> None:
         """Say once that a single client decides what is learnt."""
         client, share = done.heaviest
-        if self._warned or share <= 0.5 or len(done.replied) < FEWEST:
+        if self._warned or share < DECIDING or len(done.replied) < FEWEST:
             return
         self._warned = True
         warnings.warn(

@@ -149,7 +149,9 @@ def test_the_traceback_of_a_client_travels_from_its_worker_to_the_log(workers, c
     caplog.set_level("DEBUG", "bflcore")
     (failure,) = one_round(Local(workers=workers), "raise").dropped
     (entry,) = caplog.records
-    assert entry.getMessage().startswith("client 1 failed in fit: ValueError: no power today\n")
+    assert entry.getMessage().startswith(
+        "client 1 failed in fit: ValueError: no power today and more at engines/test_local.py:"
+    )
     for text in ("Traceback", "test_local.py", 'raise ValueError("no power today\\nand more")'):
         assert text in entry.getMessage()
         assert text in failure.trace

@@ -365,8 +365,8 @@ def test_foreign_samples_are_scaled_as_the_data_and_belong_to_no_client(tmp_path
     assert found.problem.foreign.unique().tolist() == [pytest.approx(2 * 0.4 - 1)]
     without = beside(own, "none", input_range="-1,1")
     assert (without.foreign, without.problem.foreign) == ("", None)
-    for one, same in zip(found.problem.samples, without.problem.samples, strict=True):
-        assert torch.equal(one.x, same.x)
+    for name, one in found.problem.samples.items():
+        assert torch.equal(one.x, without.problem.samples[name].x)
 
 
 def test_foreign_samples_that_are_the_data_themselves_or_unknown_are_refused():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 
 from bflcore import Average
 from bflcore.data import Partition
 from bflcore.engines.local import LocalSession
-from bflcore.errors import OptionError, RoundError
+from bflcore.errors import OptionError, RoundError, RunWarning
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
@@ -169,3 +172,19 @@ def test_an_engine_that_does_not_calibrate_is_refused_before_the_first_round(tmp
     with pytest.raises(OptionError, match="engine local does not calibrate; leave it out"):
         execute(prepared, run, session=Replies())
     assert not run.metrics.exists()
+
+
+@pytest.mark.parametrize(("rows", "warns"), [((40, 5, 5), True), ((20, 15, 15), False)])
+def test_a_client_with_nearly_all_the_weight_is_named_once(tmp_path, rows, warns):
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(50) % 2, client=np.repeat([7, 107, 900], rows))
+    data = {"data": str(tmp_path / "a.npz"), "test_fraction": 0.1}
+    flags = {"rounds": 3, "data": data, "engine": {"workers": 1}, "model": {"hidden": (4,)}}
+    prepared = prepare(resolve(load_registry(), "fedavg", {}, flags))
+    directory = RunDirectory.create(tmp_path / "run", prepared, load_registry())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        execute(prepared, directory)
+    said = [str(one.message) for one in caught if one.category is RunWarning]
+    assert len(said) == warns
+    assert all("client 0 holds 8" in text for text in said)
