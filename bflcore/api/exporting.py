@@ -28,13 +28,13 @@ from bflcore.options import options_of
 from bflcore.problem import Problem
 
 if TYPE_CHECKING:
-    from bflcore.api.model import ClientModel
     from bflcore.experiments.description import Description
     from bflcore.problem.likelihoods import Predictive
     from bflcore.problem.scaling import Scaling
 
 __all__ = ["Program", "program_of", "write_program"]
 
+ClientModel = Any  # `bflcore.api.ClientModel`, whose module imports this one
 PROBE = 3  # samples on which a program is compared with the model, and traced
 
 
