@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from bflcore.api import flags, rebuild
+    from bflcore.data.schema import Schema
     from bflcore.data.tables import Table
     from bflcore.data.user import Arrays
     from bflcore.engines import pool
@@ -104,6 +105,11 @@ class Run:
     def clients(self) -> list[int | str]:
         """The owners' ids, or the clients' numbers where the data have no owners."""
         return [client.id for client in self._description.clients]
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns of the table that the run was trained on; None if it was not a table."""
+        return self._description.schema
 
     @property
     def server(self) -> ClientModel:

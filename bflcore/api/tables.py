@@ -10,12 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bflcore.data.tables import SUFFIXES, read_table
 from bflcore.errors import DataError, OptionError, RunError
 from bflcore.files import replace_file
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from bflcore.data.schema import Schema
 else:
     np = lazy("numpy")
 
@@ -24,11 +27,15 @@ __all__ = ["check_table", "read_examples", "write_table"]
 Columns = Mapping[str, Sequence[object]]
 
 
-def read_examples(path: Path) -> tuple[Any, Any]:
+def read_examples(path: Path, schema: Schema | None = None) -> tuple[Any, Any]:
     """Return samples ``[N, ...]`` and their targets ``[N, ...]``: x and y of an .npz file.
 
-    Raises `DataError` for another file.
+    Where the run was trained on a table of a `schema`, a table with its columns and its target is
+    read, too. Raises `DataError` for another file.
     """
+    if schema is not None and path.suffix.lower() in SUFFIXES:
+        table = read_table(path)
+        return table, table.column(schema.target, str(path))
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in ("x", "y") if name not in file]

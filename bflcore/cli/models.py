@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +60,8 @@ def predict(
     check_table(out)
     model = _model(run, id, device)
     x = read_samples(samples, model.description.shape, model.description.schema)
-    with warnings.catch_warnings(record=True) as noted:
-        warnings.simplefilter("always", UserWarning)
+    with _notes():
         columns = _columns(model, x, coverage)
-    for said in dict.fromkeys(str(note.message) for note in noted):
-        click.echo(f"note: {said}", err=True)
     write_table(out, columns)
     click.echo(f"predictions: {out}")
 
@@ -107,7 +105,8 @@ def export(run: Path, id: str | None, out: Path, draws: int | None, device: str)
 def adapt(run: Path, samples: Path, out: Path, device: str) -> None:
     """Make a model for a client that RUN never saw, from its SAMPLES.
 
-    SAMPLES is an .npz file with x and y, in the form of the data set. The method adapts as it does
+    SAMPLES is an .npz file with x and y, in the form of the data set, or a table with the columns
+    and the target of the one that RUN was trained on. The method adapts as it does
     for clients held out of training (--novel-clients); bfl predict reads the file.
     """
     from bflcore.api import load
@@ -118,8 +117,19 @@ def adapt(run: Path, samples: Path, out: Path, device: str) -> None:
             f"--out: {out} has an unknown format; allowed: a name that ends in {', '.join(STORED)}"
         )
     found = load(run, device)
-    model = found.adapt(*read_examples(samples))
+    with _notes():
+        model = found.adapt(*read_examples(samples, found.schema))
     click.echo(f"model: {model.save(out)} (adapted to {model.size} samples)")
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Print each warning of the block once, in one line."""
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for said in dict.fromkeys(str(note.message) for note in noted):
+        click.echo(f"note: {said}", err=True)
 
 
 def _columns(model: ClientModel, x: Any, coverage: float | None) -> dict[str, list[object]]:

@@ -260,3 +260,25 @@ def test_a_coverage_of_a_run_that_was_not_calibrated_is_one_line(bfl, hospitals,
     assert bfl(*words, "0.9")[::2] == (2, f"error: {NO_SETS}\n")
     assert "coverage: 90.0 is not allowed; allowed: above 0 and below 1" in bfl(*words, "90")[2]
     assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_client_never_seen_may_bring_a_table(bfl, tmp_path):
+    rng = np.random.default_rng(0)
+    ages, wards = rng.normal(60, 15, 90), rng.choice(["er", "icu"], 90)
+    lines = [
+        f"{age:.1f},{ward},{'abc'[k // 30]},{'mild' if age > 60 else 'severe'}"
+        for k, (age, ward) in enumerate(zip(ages, wards, strict=True))
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["age,ward,hospital,outcome", *lines]) + "\n")
+    of = ("--target", "outcome", "--client", "hospital", "--rounds", "2", "--quiet")
+    assert bfl("run", "fedper", "--data", "all.csv", *of, "--out", "run")[0] == 0
+    (tmp_path / "all.csv").unlink()
+    mine = [line.replace(",a,", ",x,") for line in lines[:30]]
+    (tmp_path / "mine.csv").write_text("\n".join(["age,ward,zip,outcome", *mine]) + "\n")
+    status, out, error = bfl("adapt", "run", "mine.csv", "--out", "new.bfl")
+    assert (status, out) == (0, "model: new.bfl (adapted to 30 samples)\n")
+    assert error.count("note: ") == 1  # the column zip is ignored
+    assert bfl("predict", "new.bfl", "mine.csv", "--out", "p.csv")[0] == 0
+    assert {row["label"] for row in rows(tmp_path / "p.csv")} <= {"mild", "severe"}
+    (tmp_path / "bare.csv").write_text("age,ward\n60,er\n")
+    assert "has no column 'outcome'" in bfl("adapt", "run", "bare.csv", "--out", "b.bfl")[2]
