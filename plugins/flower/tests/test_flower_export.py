@@ -68,19 +68,19 @@ def test_a_network_of_ones_own_travels_with_the_app_and_is_named_in_its_readme(
     bfl, tmp_path, monkeypatch
 ):
     (tmp_path / "nets").mkdir()
-    (tmp_path / "nets" / "ownnets.py").write_text(NETS)
+    (tmp_path / "nets" / "flowernets.py").write_text(NETS)
     status, _, err = bfl(
-        "flower", "export", "app", "fedavg", *TINY, "--model", "nets/ownnets.py:build"
+        "flower", "export", "app", "fedavg", *TINY, "--model", "nets/flowernets.py:build"
     )
     assert status == 0, err
     app = tmp_path / "app"
-    assert (app / "ownnets.py").read_text() == NETS
-    assert "The network is in ownnets.py, which travels with" in (app / "README.md").read_text()
-    assert read(app / "experiment.toml")["model"]["name"] == "ownnets:build"
+    assert (app / "flowernets.py").read_text() == NETS
+    assert "The network is in flowernets.py, which travels with" in (app / "README.md").read_text()
+    assert read(app / "experiment.toml")["model"]["name"] == "flowernets:build"
     # On another machine, where the module was never installed:
     for path in [path for path in sys.path if path.endswith("nets")]:
         sys.path.remove(path)
-    monkeypatch.delitem(sys.modules, "ownnets")
+    monkeypatch.delitem(sys.modules, "flowernets")
     monkeypatch.chdir("/")
     code = (
         "import sys; from pathlib import Path; from bfl_flower.app import _experiment; "

@@ -112,6 +112,7 @@ def test_nodes_calibrate_as_the_local_engine_does_to_the_bit(problem, stays, tmp
     assert found[2][0].calibrated
 
 
+@pytest.mark.parametrize("stays", [False, True])
 def test_ready_clients_send_their_memories_unless_these_stay_on_the_nodes(problem, stays, tmp_path):
     inference = FineTuned(**attrs.asdict(problems.build(Map), recurse=False))
     broadcast = problems.first_broadcast(inference, problem)
