@@ -122,6 +122,7 @@ class Registry:
     def __init__(self) -> None:
         self.plugins: list[Plugin] = []  # working or not: the core first, then by name
         self._owners: dict[type[Component], str] = {}
+        self._claimed: dict[tuple[str, str], str] = {}  # also by plugins that were withdrawn
         self._found: dict[str, dict[str, type[Component]]] = {kind.name: {} for kind in KINDS}
         for kind in KINDS:
             setattr(self, kind.plural, View(kind.name, self._found[kind.name], self))
@@ -139,22 +140,48 @@ class Registry:
         return self._owners[self.of(kind)[name]]
 
     def add(self, plugin: Plugin, components: Iterable[type[Component]]) -> None:
-        """Register a working plugin's components: all of them, or none and `PluginError`."""
+        """Register a working plugin's components: all of them, or none and `PluginError`.
+
+        Of two plugins that claim the same name, neither is trusted: nobody could say which one a
+        run meant. The core's names cannot be claimed.
+        """
         new: dict[str, dict[str, type[Component]]] = {kind.name: {} for kind in KINDS}
         names = []
         for component in components:
             kind = component.kind
             names.append((kind, component.name))
             for name in (component.name, *component.aliases):
-                if name in self._found[kind] or name in new[kind]:
-                    twice = name in new[kind]
-                    by = "twice by this plugin" if twice else f"by {self.owner(kind, name)}"
-                    raise PluginError(f"{kind} {name!r} is already registered {by}")
+                if name in new[kind]:
+                    raise PluginError(f"{kind} {name!r} is registered twice by this plugin")
+                if other := self._claimed.get((kind, name)):
+                    self._withdraw(other, plugin.name, f"{kind} {name!r}")
+                    raise PluginError(_clash(f"{kind} {name!r}", other))
                 new[kind][name] = component
         for kind, found in new.items():
             self._found[kind].update(found)
             self._owners |= dict.fromkeys(found.values(), plugin.name)
+            self._claimed |= {(kind, name): plugin.name for name in found}
         self.plugins.append(attrs.evolve(plugin, components=tuple(names)))
+
+
+    def _withdraw(self, name: str, other: str, what: str) -> None:
+        """Take out the components of a plugin whose name another one claims; the core's stay."""
+        if name == self.plugins[0].name:
+            return
+        for found in self._found.values():
+            for key in [key for key, cls in found.items() if self._owners[cls] == name]:
+                del found[key]
+        reason = _clash(what, other)
+        self.plugins = [
+            attrs.evolve(plugin, state="broken", reason=reason, components=())
+            if plugin.name == name and plugin.state == "ok"
+            else plugin
+            for plugin in self.plugins
+        ]
+
+
+def _clash(what: str, other: str) -> str:
+    return f"{what} is also registered by {other}; uninstall one of the two, or rename it"
 
 
 @cache

@@ -59,6 +59,26 @@ def test_a_healthy_plugin_is_found_by_name_with_its_distribution(install):
     assert state_of(registry, "bfl-aa-mine").components == (("method", "mine"),)
 
 
+def test_of_two_plugins_that_claim_a_name_neither_is_trusted(install):
+    for name in ("bfl-aa-squatter", "bfl-bb-owner", "bfl-cc-third"):
+        install(name, HEALTHY.format(name="wanted"))
+    install("bfl-dd-fine", HEALTHY.format(name="fine"))
+    registry = read_plugins(builtin)
+    assert "wanted" not in registry.methods
+    assert "fine" in registry.methods
+    assert "fedavg" in registry.methods
+    first, second, third = (
+        state_of(registry, name) for name in ("bfl-aa-squatter", "bfl-bb-owner", "bfl-cc-third")
+    )
+    assert {one.state for one in (first, second, third)} == {"broken"}
+    assert {one.components for one in (first, second, third)} == {()}
+    assert "method 'wanted' is also registered by bfl-bb-owner; uninstall one" in first.reason
+    assert "also registered by bfl-aa-squatter" in second.reason
+    assert "also registered by bfl-aa-squatter" in third.reason
+    with pytest.raises(OptionError, match="a plugin is broken: bfl list-plugins"):
+        registry.methods["wanted"]
+
+
 BROKEN = {
     "import": ("import a_module_that_does_not_exist", "ModuleNotFoundError: .*does_not_exist"),
     "exit": ("raise SystemExit(3)", "SystemExit: 3"),
@@ -81,7 +101,7 @@ BROKEN = {
     ),
     "duplicate": (
         HEALTHY.format(name="fedavg"),
-        "method 'fedavg' is already registered by bflcore",
+        "method 'fedavg' is also registered by bflcore; uninstall one of the two, or rename it",
     ),
     "unmarked": (HEALTHY.format(name="half").replace("@hookimpl", ""), "bfl_methods is not marked"),
     "yields-forgotten": (HEALTHY.format(name="half").replace("yield", ""), "returned nothing"),
@@ -183,14 +203,6 @@ def test_a_distribution_found_twice_is_loaded_once_from_its_first_place(
     monkeypatch.setattr(sys, "path", [*sys.path, str(shadowed.parent)])
     found = [d for d in read_plugins(builtin).plugins if d.module == "bfl_aa_mine"]
     assert [(d.version, d.state) for d in found] == [("1.2", "ok")]
-
-
-def test_the_first_of_two_plugins_with_one_name_keeps_it(install):
-    install("bfl-aa-first", HEALTHY.format(name="twin"))
-    install("bfl-zz-second", HEALTHY.format(name="twin"))
-    registry = read_plugins(builtin)
-    assert registry.owner("method", "twin") == "bfl-aa-first"
-    assert "by bfl-aa-first" in state_of(registry, "bfl-zz-second").reason
 
 
 def test_strict_mode_raises(install, monkeypatch):
