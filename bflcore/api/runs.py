@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bflcore.data.tables import Table
     from bflcore.data.user import Arrays
     from bflcore.engines import pool
-    from bflcore.experiments import caveats, directory, integrity, prepare, resolve
+    from bflcore.experiments import caveats, directory, environment, integrity, prepare, resolve
     from bflcore.experiments import description as describing
     from bflcore.experiments import resume as resuming
     from bflcore.experiments import run as running
@@ -47,6 +47,7 @@ else:
     describing = lazy("bflcore.experiments.description")
     directory = lazy("bflcore.experiments.directory")
     flags = lazy("bflcore.api.flags")
+    environment = lazy("bflcore.experiments.environment")
     integrity = lazy("bflcore.experiments.integrity")
     prepare = lazy("bflcore.experiments.prepare")
     rebuild = lazy("bflcore.api.rebuild")
@@ -198,7 +199,9 @@ class Run:
     def _settings(self) -> dict[str, Any]:
         """What predictions need of ``experiment.toml``."""
         path = self.path / "experiment.toml"
-        return rebuild.settings_of(resolve.read(path), path)
+        values = resolve.read(path)
+        environment.check_settings(self.path, values)
+        return rebuild.settings_of(values, path)
 
     @cached_property
     def _rebuilt(self) -> tuple[Problem, LocalInference, Checkpoint]:

@@ -6,11 +6,14 @@ import hashlib
 import json
 import platform
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bflcore.errors import OptionError
+from bflcore.errors import OptionError, RunError
 from bflcore.experiments.caveats import caveats
+from bflcore.experiments.integrity import read_json
 from bflcore.lazy import lazy
 
 if TYPE_CHECKING:
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["environment", "used_distributions"]
+__all__ = ["check_settings", "environment", "settings_digest", "used_distributions"]
+
+SETTINGS = "experiment.toml"  # key among the fingerprints
 
 # Settings that may differ when a run is resumed: its results do not depend on them.
 MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
@@ -39,7 +44,7 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
         "distributions": {d.name: d.version for d in registry.plugins},
         "warnings": caveats(prepared),
         "fingerprints": {
-            "experiment.toml": _settings(prepared.experiment),
+            SETTINGS: settings_digest(prepared.experiment.as_toml()),
             "the data or its partition": _data(prepared.problem),
             "the initial network": _digest([prepared.problem.initial]),
         },
@@ -57,12 +62,29 @@ def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:
     return found
 
 
-def _settings(experiment: Experiment) -> str:
-    """Return a digest of the settings that determine the results."""
-    values = {k: v for k, v in experiment.as_toml().items() if k not in MAY_CHANGE}
-    # How many clients train together decides the last bits of the results, nothing else does.
-    values["chunk"] = getattr(experiment.engine, "chunk", 0)
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+def check_settings(run: Path, values: Mapping[str, Any]) -> None:
+    """Raise `RunError` unless the content of a run's ``experiment.toml`` is that of its results."""
+    try:
+        known = read_json(run / "environment.json")["fingerprints"][SETTINGS]
+    except FileNotFoundError:
+        return  # the run has not begun
+    except (KeyError, TypeError):
+        known = ""
+    if known != settings_digest(values):
+        raise RunError(
+            f"{run / 'experiment.toml'} is not what the run was started with; restore it, or "
+            f"continue with the new settings: bfl resume {run} --force"
+        )
+
+
+def settings_digest(values: Mapping[str, Any]) -> str:
+    """Return a digest of the settings that determine the results, as an experiment file has them.
+
+    Of the engine that is how many clients train together, which decides the last bits.
+    """
+    chunk = dict(values.get("engine", {})).get("chunk", 0)
+    found = {k: v for k, v in values.items() if k not in MAY_CHANGE} | {"chunk": chunk}
+    return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _data(problem: Problem) -> str:

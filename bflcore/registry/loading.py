@@ -163,7 +163,6 @@ class Registry:
             self._claimed |= {(kind, name): plugin.name for name in found}
         self.plugins.append(attrs.evolve(plugin, components=tuple(names)))
 
-
     def _withdraw(self, name: str, other: str, what: str) -> None:
         """Take out the components of a plugin whose name another one claims; the core's stay."""
         if name == self.plugins[0].name:

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from bflcore.errors import RunError
+from bflcore.experiments.environment import check_settings
 from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 
@@ -83,6 +84,7 @@ def read_run(path: Path) -> Run:
     if not (path / "experiment.toml").is_file():
         raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
     experiment = _read(path / "experiment.toml", _toml)
+    check_settings(path, experiment)
     finished = (path / "summary.json").exists()
     records = _read(path / "metrics.jsonl", lambda file: read_lines(file, growing=not finished))
     summary, unfinished = {}, ""

@@ -4,7 +4,14 @@ import attrs
 import pytest
 import torch
 
-from bflcore.experiments.environment import environment, used_distributions
+from bflcore.errors import RunError
+from bflcore.experiments.environment import (
+    check_settings,
+    environment,
+    settings_digest,
+    used_distributions,
+)
+from bflcore.experiments.integrity import write_json
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
 from bflcore.registry.loading import load_registry
@@ -62,3 +69,17 @@ def test_distributions_count_only_where_a_component_of_theirs_is_used():
     assert used_distributions(resolve(registry, "fedavg", {}, {}), registry) == {"bflcore"}
     used = used_distributions(resolve(registry, "bpfed", {}, {}), registry)
     assert used == {"bflcore", "bfl-bpfed"}
+
+
+def test_a_run_whose_settings_were_edited_is_not_read_as_it_was(tmp_path):
+    values = {"method": "fedavg", "rounds": 3, "inference": {"lr": 0.1}, "engine": {"workers": 2}}
+    write_json(
+        tmp_path / "environment.json",
+        {"fingerprints": {"experiment.toml": settings_digest(values)}},
+    )
+    check_settings(tmp_path, values)
+    check_settings(tmp_path, values | {"engine": {"workers": 1}, "min_clients": 2})  # no matter
+    for change in ({"rounds": 4}, {"inference": {"lr": 0.2}}, {"engine": {"chunk": 8}}):
+        with pytest.raises(RunError, match="experiment.toml is not what the run was started with"):
+            check_settings(tmp_path, values | change)
+    check_settings(tmp_path / "not begun", values)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import attrs
 import pytest
+import tomli_w
 
 from bflcore.errors import RunError
 from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.environment import settings_digest
 from bflcore.report.reading import Run, read_run, read_runs
 
 
@@ -18,10 +20,12 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
 def begun(folder, *lines):
     """Write what a run leaves that was stopped after some evaluations."""
     folder.mkdir(exist_ok=True)
-    (folder / "experiment.toml").write_text('method = "fedavg"\nrounds = 60\n')
+    settings = {"method": "fedavg", "rounds": 60}
+    (folder / "experiment.toml").write_text(tomli_w.dumps(settings))
     directory = RunDirectory(folder)
-    for name in ("environment.json", "evaluation.json"):
-        directory.write_json(name, {})
+    known = {"fingerprints": {"experiment.toml": settings_digest(settings)}}
+    directory.write_json("environment.json", known)
+    directory.write_json("evaluation.json", {})
     costs = {"seconds": {"clients": 2.0, "server": 1.0}, "bytes": {"up": 1, "down": 2}}
     for i, accuracy in enumerate(lines):
         metric = {"mean": accuracy, "std": 0.0, "pooled": accuracy}
