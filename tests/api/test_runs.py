@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 import bflcore
 from bflcore.experiments.directory import RunDirectory
+from bflcore.experiments.environment import settings_digest
 from bflcore.experiments.integrity import read_json, write_json
 from bflcore.options import options_of
 from bflcore.problem import metrics
@@ -299,7 +301,11 @@ def test_the_loaded_run_needs_neither_the_data_nor_other_parts(tmp_path, monkeyp
     for part in ("aggregator", "weighting", "hyper", "engine"):
         assert f"[{part}]" in text
         text = text.replace(f"[{part}]\nname = ", f"[{part}]\nname = 'gone' # ")
-    path.write_text(text.replace('data = "', 'data = "/gone/'))
+    text = text.replace('data = "', 'data = "/gone/')
+    path.write_text(text)
+    known = read_json(run.path / "environment.json")
+    known["fingerprints"]["experiment.toml"] = settings_digest(tomllib.loads(text))
+    write_json(run.path / "environment.json", known)
     x, y = tests[0]
     found = evaluated(run)[0]
     prediction = bflcore.load(run.path).client(7).predict(x)
