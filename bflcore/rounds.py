@@ -148,7 +148,7 @@ def survey(
     clients = problem.clients
     for form in _forms(inference, problem):
         down += len(clients) * _nbytes(sums)
-        found, answered = _add_up(session.survey(sums, clients), form, "survey")
+        found, answered = _add_up(session.survey(sums, clients), clients, form, "survey")
         dropped += found.dropped
         up += found.bytes_up
         if len(answered) < min_clients:
@@ -166,7 +166,7 @@ def calibrate(
     Raises `RoundError` if fewer than `min_clients` give a valid answer.
     """
     clients, form = problem.clients, problem.uncalibrated()
-    found, answered = _add_up(session.calibrate(broadcast, clients), form, "calibrate")
+    found, answered = _add_up(session.calibrate(broadcast, clients), clients, form, "calibrate")
     if len(answered) < min_clients:
         when = f"after round {broadcast.round}"
         raise _too_few(when, "calibration", answered, clients, min_clients, found.dropped)
@@ -177,9 +177,15 @@ def calibrate(
 
 
 def _add_up(
-    replies: Iterable[Answer | ClientError], form: Mapping[str, Tensor], stage: str
+    replies: Iterable[Answer | ClientError],
+    asked: Sequence[int],
+    form: Mapping[str, Tensor],
+    stage: str,
 ) -> tuple[Survey, list[int]]:
-    """Return the sum of the valid answers, which have this form, and whose they are."""
+    """Return the sum of the valid answers, which have this form, and whose they are.
+
+    Those of clients that were not asked are left out, and all but the first of a client's.
+    """
     dropped: list[ClientError] = []
     answered: list[int] = []
     total: Statistics = {}
@@ -188,6 +194,10 @@ def _add_up(
         answer = screen_answer(reply, form, stage)
         if isinstance(answer, ClientError):
             dropped.append(answer)
+            continue
+        if answer.client not in asked or answer.client in answered:
+            reason = "it answered twice" if answer.client in answered else "it was not asked"
+            dropped.append(ClientError(answer.client, stage, reason))
             continue
         up += _nbytes(answer.sums)
         answered.append(answer.client)

@@ -32,6 +32,7 @@ from bflcore import (
 from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RoundError, RunError
+from bflcore.experiments.records import Records
 from bflcore.messages import Answer
 from bflcore.problem.base import Shares
 from bflcore.problem.calibration.conformal import Conformal
@@ -355,6 +356,26 @@ def test_a_faulty_answer_is_left_out_with_its_reason(answer, reason):
     assert reason in dropped.reason
     with pytest.raises(RunError, match="2 of 3 clients answered the survey, 3 are needed"):
         survey(Map(), problem(), session, min_clients=3)
+
+
+def test_answers_that_were_not_asked_for_or_come_twice_are_left_out():
+    answers = [
+        Answer(0, FORM),
+        Answer(1, FORM),
+        Answer(1, FORM),
+        Answer(77, FORM),
+        Answer(-1, FORM),
+    ]
+    found = survey(Map(), problem(), Replies(answers=answers))
+    assert int(found.sums["examples"]) == 8
+    assert [(error.client, error.reason) for error in found.dropped] == [
+        (1, "it answered twice"),
+        (77, "it was not asked"),
+        (-1, "it was not asked"),
+    ]
+    records = Records("fedavg", ["a", "b", "c"])
+    records.add_answers(0, found)
+    assert [entry.get("id") for entry in records.dropped] == ["b", None, None]
 
 
 class Answering(Replies):

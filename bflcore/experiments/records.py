@@ -124,7 +124,8 @@ class Records:
         ]
 
     def _named(self, client: int) -> Record:
-        return {"client": client} | ({"id": self.ids[client]} if self.ids else {})
+        known = 0 <= client < len(self.ids)  # a reply may claim any number
+        return {"client": client} | ({"id": self.ids[client]} if known else {})
 
 
 def summary_of(

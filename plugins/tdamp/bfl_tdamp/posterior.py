@@ -182,8 +182,12 @@ class BernoulliGaussian(Posterior):
         if reason := super().invalid():
             return reason
         for name in ("slab_variance", "noise"):
-            if bool((getattr(self, name) <= 0).any()):
+            tensor = getattr(self, name)
+            if bool((tensor <= 0).any()):
                 return f"{name} is not above 0"
+            least = torch.finfo(tensor.dtype).tiny  # below it an inverse overflows
+            if bool((tensor < least).any()):
+                return f"{name} is below {least:.3g}"
         return None
 
     def sample(self, noise: Tensor) -> Tensor:

@@ -611,3 +611,17 @@ def test_a_client_that_never_trained_joins_those_that_did():
     broadcast = problems.first_broadcast(inference, of)
     trained = inference.fit(of, broadcast, problems.cohort(of, inference)).memory
     assert trained.keys() == inference.initial_memory(of).keys()
+
+
+@pytest.mark.parametrize("field", ["slab_variance", "noise"])
+@pytest.mark.parametrize(
+    ("value", "reason"), [(0.0, "not above 0"), (-1.0, "not"), (1e-42, "below")]
+)
+def test_a_variance_that_has_no_inverse_is_refused(field, value, reason):
+    layout = problems.separable().layout
+    noise = torch.Generator().manual_seed(0)
+    right = BernoulliGaussian.arbitrary(layout, 1, noise).map(lambda t: t.float())[0]
+    assert right.invalid() is None
+    tensor = getattr(right, field).clone()
+    tensor[0] = value
+    assert f"{field} is {reason}" in attrs.evolve(right, **{field: tensor}).invalid()
