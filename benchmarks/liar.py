@@ -40,7 +40,7 @@ SETTING = {
 }
 RULES = {
     "bpfed": ["average", "median", "trimmed-mean"],
-    "fedavg": ["average", "geometric-mean", "median", "trimmed-mean"],
+    "fedavg": ["average", "median", "trimmed-mean"],
     "fedvi": [
         *("average", "weighted-sum", "linear-pool", "log-linear-pool", "conflation"),
         *("weighted-conflation", "weight-consolidation", "median", "trimmed-mean"),
