@@ -186,8 +186,9 @@ def _add_up(
 
     Those of clients that were not asked are left out, and all but the first of a client's.
     """
+    known = frozenset(asked)
     dropped: list[ClientError] = []
-    answered: list[int] = []
+    answered: dict[int, None] = {}  # in order of arrival
     total: Statistics = {}
     up = 0
     for reply in replies:
@@ -195,14 +196,14 @@ def _add_up(
         if isinstance(answer, ClientError):
             dropped.append(answer)
             continue
-        if answer.client not in asked or answer.client in answered:
+        if answer.client not in known or answer.client in answered:
             reason = "it answered twice" if answer.client in answered else "it was not asked"
             dropped.append(ClientError(answer.client, stage, reason))
             continue
         up += _nbytes(answer.sums)
-        answered.append(answer.client)
+        answered[answer.client] = None
         total = add_sums(total, dict(answer.sums))
-    return Survey(total, tuple(dropped), up, 0), answered
+    return Survey(total, tuple(dropped), up, 0), list(answered)
 
 
 def _too_few(

@@ -132,7 +132,7 @@ def read_samples(path: Path, shape: tuple[int, ...], schema: Schema | None = Non
         if path.suffix == ".npz":
             return _npz(path)
         return (_csv if path.suffix == ".csv" else _parquet)(path, shape)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read ({error}); give samples {list(shape)}") from None
 
 
@@ -157,13 +157,7 @@ def _csv(path: Path, shape: tuple[int, ...]) -> Any:
 
 
 def _parquet(path: Path, shape: tuple[int, ...]) -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise DataError(
-            f"{path}: a .parquet file needs pyarrow: pip install 'bflcore[tables]'"
-        ) from None
-    columns = pq.read_table(path).to_pydict()
+    columns = read_table(path).columns
     return _shaped(path, np.array([*columns.values()], np.float32).T, shape)
 
 

@@ -94,7 +94,8 @@ def screen_evaluations(
     Their sums must have the form of most of the others', and be possible (`impossible`). Metrics
     that are not finite pass: a model that diverged has such metrics.
     """
-    known = [reply for reply in replies if reply.client in asked]
+    clients = frozenset(asked)
+    known = [reply for reply in replies if reply.client in clients]
     forms = [_form(reply) for reply in known]
     usual = Counter(form for form in forms if form).most_common(1)
     found: list[EvaluationReply] = []

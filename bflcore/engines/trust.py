@@ -9,6 +9,7 @@ refused. The median holds as long as fewer than half of the clients lie.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
@@ -57,7 +58,7 @@ class TrustRegion:
         sizes = [magnitudes(result, self.broadcast) for result in block] if self.factor else []
         for found in sizes:
             for name, value in found.items():
-                self._seen[name].append(value)
+                insort(self._seen[name], value)  # sorted, so that a median is cheap
         medians = {n: median(v) for n, v in self._seen.items() if len(v) >= FEWEST}
         for row, result in enumerate(block):
             (client,) = result.clients
