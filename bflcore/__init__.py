@@ -42,7 +42,7 @@ from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models.base import Model
 from bflcore.options import Component, component, option
-from bflcore.posteriors import Gaussian, Point, Posterior
+from bflcore.posteriors import ExponentialFamily, Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
 from bflcore.problem.calibration.base import Calibrator
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
@@ -61,11 +61,11 @@ __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
     "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort",
     "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes",
-    "Engine", "Equal", "Examples", "FedAvg", "FedVI", "Fixed", "Gaussian", "GaussianNoise",
-    "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise", "Layout", "Likelihood",
-    "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model", "OptionError",
-    "Partitioner", "PluginError", "Point", "PointInference", "Posterior", "Prediction",
-    "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
+    "Engine", "Equal", "Examples", "ExponentialFamily", "FedAvg", "FedVI", "Fixed", "Gaussian",
+    "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise",
+    "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model",
+    "OptionError", "Partitioner", "PluginError", "Point", "PointInference", "Posterior",
+    "Prediction", "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
     "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
     "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["Gaussian", "Point", "Posterior"]
+__all__ = ["ExponentialFamily", "Gaussian", "Point", "Posterior"]
 
 
 class Posterior(Component, abc.ABC):
@@ -133,8 +133,26 @@ class Point(Posterior):
         return (~equal).to(self.mean.dtype).masked_fill(~equal, float("inf"))
 
 
+class ExponentialFamily(Posterior):
+    """Base of families whose densities multiply by adding natural parameters.
+
+    The laws: ``from_natural(q.natural()) == q``, and the log density of a product is, up to a
+    constant, that of the sum of the factors' natural parameters. A difference of natural parameters
+    is a *factor*, which need not be a posterior: its precision may be zero or negative.
+    """
+
+    @abc.abstractmethod
+    def natural(self) -> dict[str, Tensor]:
+        """Return the natural parameters by name, each ``[..., P]`` or ``[..., P, P]``."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_natural(cls, natural: Mapping[str, Tensor]) -> Self:
+        """Return the posterior ``[..., P]`` with these natural parameters."""
+
+
 @attrs.frozen(eq=False)
-class Gaussian(Posterior):
+class Gaussian(ExponentialFamily):
     """A Gaussian with a mean and a variance for each parameter (mean field).
 
     `mean` and `variance` ``[..., P]``; a variance may be zero (a coordinate known for certain).
@@ -150,6 +168,17 @@ class Gaussian(Posterior):
         """Return means around 0 and variances around 1."""
         size = (clients, layout.total)
         return cls(_normal(size, noise), _normal(size, noise).exp())
+
+    def natural(self) -> dict[str, Tensor]:
+        """Return the precision 1/s and the shift mean/s ``[..., P]``."""
+        precision = self.variance.reciprocal()
+        return {"precision": precision, "shift": precision * self.mean}
+
+    @classmethod
+    def from_natural(cls, natural: Mapping[str, Tensor]) -> Gaussian:
+        """Return the Gaussian with a precision and a shift ``[..., P]``."""
+        variance = natural["precision"].reciprocal()
+        return cls(natural["shift"] * variance, variance)
 
     def log_density(self, parameters: Tensor) -> Tensor:
         """Return the sum over coordinates of log N(parameter; mean, variance)."""

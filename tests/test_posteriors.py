@@ -128,3 +128,18 @@ def test_certainty_diverges_infinitely_from_doubt():
 def test_points_diverge_infinitely_unless_they_coincide():
     points = Point(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))
     assert points.kl(Point(torch.tensor([1.0, 2.0]))).tolist() == [0.0, math.inf]
+
+
+def test_natural_parameters_are_inverted():
+    q = Gaussian(torch.randn(3, 5).double(), torch.rand(3, 5).double() + 0.1)
+    again = Gaussian.from_natural(q.natural())
+    torch.testing.assert_close(again.pack(), q.pack(), rtol=1e-12, atol=1e-12)
+
+
+def test_adding_natural_parameters_multiplies_densities():
+    one, two = (Gaussian(torch.randn(4).double(), torch.rand(4).double() + 0.1) for _ in range(2))
+    theirs = two.natural()
+    product = Gaussian.from_natural({n: t + theirs[n] for n, t in one.natural().items()})
+    at = torch.randn(7, 4).double()
+    constant = product.log_density(at) - one.log_density(at) - two.log_density(at)
+    torch.testing.assert_close(constant, constant[:1].expand(7))
