@@ -141,5 +141,5 @@ def test_without_a_density_no_density_is_asked():
 def test_a_name_missing_from_a_pack_is_said_with_its_place():
     (part,) = (family for family, expected in WRONG if expected == {"packing inverts"})
     assert reasons(part)["packing inverts"].startswith(
-        "KeyError: 'own.mean' at bflcore/posteriors.py:"
+        "KeyError: 'own.mean' at posteriors/base.py:"
     )

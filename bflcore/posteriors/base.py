@@ -1,4 +1,4 @@
-"""Posterior families: what a client knows about each parameter.
+"""The base classes of posterior families.
 
 A posterior is a frozen class of tensors whose last axis is the parameters ``P`` and whose leading
 axis, where present, is the client ``K``. Variances are stored and sent, never standard deviations.
@@ -7,7 +7,6 @@ axis, where present, is the client ``K``. Variances are stored and sent, never s
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["ExponentialFamily", "Gaussian", "Point", "Posterior"]
+__all__ = ["ExponentialFamily", "Posterior", "standard_normal"]
 
 
 class Posterior(Component, abc.ABC):
@@ -93,7 +92,7 @@ class Posterior(Component, abc.ABC):
         The conformance kit tests families with these. By default every field is standard normal.
         """
         size = (clients, layout.total)
-        return cls.unpack({name: _normal(size, noise) for name in cls._fields()})
+        return cls.unpack({name: standard_normal(size, noise) for name in cls._fields()})
 
     def log_density(self, parameters: Tensor) -> Tensor:
         """Return log q(parameters) in nats ``[...]``; families without a density have none."""
@@ -110,27 +109,6 @@ class Posterior(Component, abc.ABC):
     @classmethod
     def _fields(cls) -> tuple[str, ...]:
         return tuple(field.name for field in attrs.fields(cast("Any", cls)))
-
-
-@attrs.frozen(eq=False)
-class Point(Posterior):
-    """A point estimate: all mass on one value.
-
-    `mean` ``[..., P]``.
-    """
-
-    name = "point"
-
-    mean: Tensor
-
-    def sample(self, noise: Tensor) -> Tensor:
-        """Return the point, whatever the noise."""
-        return self.mean.expand_as(noise)
-
-    def kl(self, other: Point) -> Tensor:
-        """Return 0 where the points coincide and infinity elsewhere ``[...]``."""
-        equal = (self.mean == other.mean).all(-1)
-        return (~equal).to(self.mean.dtype).masked_fill(~equal, float("inf"))
 
 
 class ExponentialFamily(Posterior):
@@ -151,67 +129,6 @@ class ExponentialFamily(Posterior):
         """Return the posterior ``[..., P]`` with these natural parameters."""
 
 
-@attrs.frozen(eq=False)
-class Gaussian(ExponentialFamily):
-    """A Gaussian with a mean and a variance for each parameter (mean field).
-
-    `mean` and `variance` ``[..., P]``; a variance may be zero (a coordinate known for certain).
-    """
-
-    name = "gaussian"
-
-    mean: Tensor
-    variance: Tensor
-
-    @classmethod
-    def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> Gaussian:
-        """Return means around 0 and variances around 1."""
-        size = (clients, layout.total)
-        return cls(_normal(size, noise), _normal(size, noise).exp())
-
-    def natural(self) -> dict[str, Tensor]:
-        """Return the precision 1/s and the shift mean/s ``[..., P]``."""
-        precision = self.variance.reciprocal()
-        return {"precision": precision, "shift": precision * self.mean}
-
-    @classmethod
-    def from_natural(cls, natural: Mapping[str, Tensor]) -> Gaussian:
-        """Return the Gaussian with a precision and a shift ``[..., P]``."""
-        variance = natural["precision"].reciprocal()
-        return cls(natural["shift"] * variance, variance)
-
-    def log_density(self, parameters: Tensor) -> Tensor:
-        """Return the sum over coordinates of log N(parameter; mean, variance)."""
-        squares = (parameters - self.mean).square() / self.variance
-        return -0.5 * (squares + self.variance.log() + math.log(2 * math.pi)).sum(-1)
-
-    def invalid(self) -> str | None:
-        """Return why this is not a Gaussian: not finite, a variance below 0 or not invertible."""
-        if reason := super().invalid():
-            return reason
-        if bool((self.variance < 0).any()):
-            return "variance is negative"
-        least = torch.finfo(self.variance.dtype).tiny  # below it an inverse overflows
-        lost = (self.variance > 0) & (self.variance < least)
-        return f"variance is below {least:.3g}, but not 0" if bool(lost.any()) else None
-
-    def sample(self, noise: Tensor) -> Tensor:
-        """Return mean + sqrt(variance) * noise ``[..., P]``."""
-        return self.mean + self.variance.sqrt() * noise
-
-    def kl(self, other: Gaussian) -> Tensor:
-        """Return KL(self || other) ``[...]`` in closed form.
-
-        Per coordinate: log(s'/s)/2 + (s + (mu - mu')^2) / (2 s') - 1/2. Two certain and equal
-        coordinates contribute nothing; to a certain coordinate any other is infinitely far.
-        """
-        ratio = self.variance / other.variance
-        shift = (self.mean - other.mean).square() / other.variance
-        terms = 0.5 * (ratio - ratio.log() - 1 + shift)
-        same = (self.variance == other.variance) & (self.mean == other.mean)
-        certain = other.variance == 0
-        return terms.masked_fill(certain, float("inf")).masked_fill(same, 0.0).sum(-1)
-
-
-def _normal(size: tuple[int, int], noise: torch.Generator) -> Tensor:
+def standard_normal(size: tuple[int, ...], noise: torch.Generator) -> Tensor:
+    """Return standard normal numbers ``[*size]`` in float64, for `Posterior.arbitrary`."""
     return torch.randn(size, generator=noise, dtype=torch.float64)
