@@ -1,7 +1,8 @@
 """The base classes of posterior families.
 
 A posterior is a frozen class of tensors whose last axis is the parameters ``P`` and whose leading
-axis, where present, is the client ``K``. Variances are stored and sent, never standard deviations.
+axis, where present, is the client ``K``; a matrix between parameters has two axes ``P``. Variances
+or precisions are stored and sent, never standard deviations.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Posterior(Component, abc.ABC):
     # Fields that describe the network's structure and not a parameter: they are equal at every
     # client and in the prior, and fusion does not change them.
     structure: ClassVar[tuple[str, ...]] = ()
+    # Fields ``[..., P, P]``, symmetric and positive definite.
+    matrices: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # every family has a mean, as a field or as a property
 
@@ -67,13 +70,41 @@ class Posterior(Component, abc.ABC):
         return cls.unpack({name: torch.cat([p[name] for p in packed]) for name in packed[0]})
 
     def split(self, layout: Layout) -> tuple[Self, Self]:
-        """Divide into the posterior over shared and the one over personal coordinates."""
-        return self.map(lambda t: layout.split(t)[0]), self.map(lambda t: layout.split(t)[1])
+        """Divide into the posterior over shared and the one over personal coordinates.
+
+        Of a matrix the two diagonal blocks are kept: ``join(*split(q)) == q`` where shared and
+        personal coordinates are independent.
+        """
+        pairs = {name: self._split(name, layout) for name in self._fields()}
+        shared, personal = ({name: pair[half] for name, pair in pairs.items()} for half in (0, 1))
+        return self.unpack(shared), self.unpack(personal)
 
     def join(self, personal: Self, layout: Layout) -> Self:
         """Put the shared coordinates (`self`) and the personal ones back together."""
         mine, theirs = self.pack(), personal.pack()
-        return self.unpack({name: layout.join(mine[name], theirs[name]) for name in mine})
+        return self.unpack({n: self._join(n, mine[n], theirs[n], layout) for n in mine})
+
+    def variances(self) -> dict[str, Tensor]:
+        """Return variances ``[..., P]`` by name that cost no more than a pass; 0 is certainty.
+
+        Clients are compared by them (`bflcore.engines.trust`). By default the fields whose names
+        end in "variance".
+        """
+        return {name: t for name, t in self.pack().items() if name.endswith("variance")}
+
+    def marginals(self) -> dict[str, Tensor]:
+        """Return what is known of each parameter alone, ``[..., P]`` by name, the mean among it."""
+        fields = {name: t for name, t in self.pack().items() if name not in self.matrices}
+        return {"mean": self.mean, **fields}
+
+    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and variances ``[M]`` of linear combinations of parameters.
+
+        `matrix` ``[M, P]``; of one posterior ``[P]``. By default the variances are those of
+        independent parameters; a family without variances has 0.
+        """
+        variance = self.pack().get("variance", torch.zeros_like(self.mean))
+        return matrix @ self.mean, matrix.square() @ variance
 
     def invalid(self) -> str | None:
         """Return why these tensors are not a posterior of the family; None if they are.
@@ -105,6 +136,20 @@ class Posterior(Component, abc.ABC):
     @abc.abstractmethod
     def kl(self, other: Self) -> Tensor:
         """Return KL(self || other) in nats, summed over parameters: ``[...]``."""
+
+    def _split(self, name: str, layout: Layout) -> tuple[Tensor, Tensor]:
+        shared, personal = layout.split(getattr(self, name))
+        if name in self.matrices:
+            return layout.split(shared.mT)[0].mT, layout.split(personal.mT)[1].mT
+        return shared, personal
+
+    def _join(self, name: str, shared: Tensor, personal: Tensor, layout: Layout) -> Tensor:
+        if name not in self.matrices:
+            return layout.join(shared, personal)
+        across = shared.new_zeros(*shared.shape[:-1], layout.personal_total)
+        back = personal.new_zeros(*personal.shape[:-1], layout.shared_total)
+        rows = layout.join(shared, across), layout.join(back, personal)
+        return layout.join(rows[0].mT, rows[1].mT).mT
 
     @classmethod
     def _fields(cls) -> tuple[str, ...]:

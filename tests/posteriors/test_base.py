@@ -8,11 +8,18 @@ import attrs
 import pytest
 import torch
 
-from bflcore import Layout, Point
-from bflcore.testing.problems import dense, gaussian, normal
+from bflcore import DenseGaussian, Layout, Point
+from bflcore.testing.problems import dense, gaussian, generator, normal
 
+BODY = Layout.of(dense(), "2", "body")
 each_family = pytest.mark.parametrize(
-    "posterior", [Point(normal(3, 26)), gaussian(3, 26)], ids=["point", "gaussian"]
+    "posterior",
+    [
+        Point(normal(3, 26)),
+        gaussian(3, 26),
+        DenseGaussian.arbitrary(BODY, 3, generator()),
+    ],
+    ids=["point", "gaussian", "dense-gaussian"],
 )
 
 
