@@ -39,7 +39,8 @@ class LocalInference(Component, abc.ABC):
     known_tags = MappingProxyType(
         {
             "exact-conjugate": "`fit` returns the exact posterior of linear regression with known "
-            "noise if each sample depends on one parameter (checked)",
+            "noise, for a family without correlations if each sample depends on one parameter "
+            "(checked)",
             "pools-samples": "`fit` reads the samples of all clients, which only a simulation can "
             "give it (declared)",
         }
