@@ -95,6 +95,14 @@ class Posterior(Component, abc.ABC):
         size = (clients, layout.total)
         return cls.unpack({name: _normal(size, noise) for name in cls._fields()})
 
+    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the means and variances ``[M]`` of linear combinations of the parameters.
+
+        `matrix` ``[M, P]``; of one posterior ``[P]``. The default, None, is for families that do
+        not say how uncertain a parameter is.
+        """
+        return matrix @ self.mean, None
+
     def log_density(self, parameters: Tensor) -> Tensor:
         """Return log q(parameters) in nats ``[...]``; families without a density have none."""
         raise NotImplementedError(f"{self.name} has no density")
@@ -168,6 +176,10 @@ class Gaussian(ExponentialFamily):
         """Return means around 0 and variances around 1."""
         size = (clients, layout.total)
         return cls(_normal(size, noise), _normal(size, noise).exp())
+
+    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and variances ``[M]`` of combinations ``[M, P]`` of the parameters."""
+        return matrix @ self.mean, matrix.square() @ self.variance
 
     def natural(self) -> dict[str, Tensor]:
         """Return the precision 1/s and the shift mean/s ``[..., P]``."""
