@@ -120,7 +120,7 @@ class Continual(HyperUpdate):
 
     name = "continual"
     reference = "Chen et al. 2023 (BPFed), eq. 10; zero variances: Chen et al. 2024 (FedSI)"
-    families = ("point", "gaussian")
+    families = ("point", "gaussian", "dense-gaussian")
 
     zero_variance: float = option(
         ZERO_VARIANCE,

@@ -91,11 +91,8 @@ class ClientModel:
     @property
     def posterior(self) -> dict[str, dict[str, Tensor]]:
         """The posterior's moments or draws ``[..., *shape]``: field, then name of the parameter."""
-        layout = self.problem.layout
-        packed = self._posterior().pack()
-        if "mean" not in packed:
-            packed = {"mean": self._posterior().mean, **packed}
-        whole = {name: t for name, t in packed.items() if t.shape[-1] == layout.total}
+        found, layout = self._posterior().marginals(), self.problem.layout
+        whole = {name: t for name, t in found.items() if t.shape[-1] == layout.total}
         return {name: self._by_parameter(tensor) for name, tensor in whole.items()}
 
     def sample(self, n: int, seed: int = 0) -> list[dict[str, Tensor]]:
