@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
+from bflcore.aggregation import (
+    AdditiveAggregator,
+    Aggregator,
+    Average,
+    ProductOfChanges,
+    Statistics,
+)
 from bflcore.api import (
     ClassPrediction,
     ClientModel,
@@ -36,6 +42,7 @@ from bflcore.hyper import Accumulate, Continual, EmpiricalBayes, Fixed, HyperUpd
 from bflcore.inference.base import LocalInference
 from bflcore.inference.gradient import GradientInference
 from bflcore.inference.point import Map, PointInference
+from bflcore.inference.sites import SiteInference
 from bflcore.inference.variational import Variational, VariationalInference
 from bflcore.layout import Layout
 from bflcore.messages import Broadcast, Cohort, LocalResult
@@ -65,9 +72,10 @@ __all__ = [
     "Fixed", "Gaussian", "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError",
     "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map",
     "Method", "Model", "OptionError", "Partitioner", "PluginError", "Point", "PointInference",
-    "Posterior", "Prediction", "Predictive", "Problem", "Run", "RunError", "Session", "Shares",
-    "Statistics", "TargetPrediction", "Variational", "VariationalInference", "Weighting",
-    "check_weights", "component", "hookimpl", "load", "load_model", "option", "resume", "run",
+    "Posterior", "Prediction", "Predictive", "Problem", "ProductOfChanges", "Run", "RunError",
+    "Session", "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
+    "VariationalInference", "Weighting", "check_weights", "component", "hookimpl", "load",
+    "load_model", "option", "resume", "run",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.

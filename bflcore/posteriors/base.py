@@ -26,6 +26,8 @@ else:
 
 __all__ = ["ExponentialFamily", "Posterior", "standard_normal"]
 
+ROUNDING = 1e-6  # relative differences of precisions below it are taken for rounding in float32
+
 
 class Posterior(Component, abc.ABC):
     """Base of posterior families.
@@ -96,15 +98,6 @@ class Posterior(Component, abc.ABC):
         """Return what is known of each parameter alone, ``[..., P]`` by name, the mean among it."""
         fields = {name: t for name, t in self.pack().items() if name not in self.matrices}
         return {"mean": self.mean, **fields}
-
-    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means and variances ``[M]`` of linear combinations of parameters.
-
-        `matrix` ``[M, P]``; of one posterior ``[P]``. By default the variances are those of
-        independent parameters; a family without variances has 0.
-        """
-        variance = self.pack().get("variance", torch.zeros_like(self.mean))
-        return matrix @ self.mean, matrix.square() @ variance
 
     def invalid(self) -> str | None:
         """Return why these tensors are not a posterior of the family; None if they are.
@@ -180,6 +173,36 @@ class ExponentialFamily(Posterior):
     @abc.abstractmethod
     def from_natural(cls, natural: Mapping[str, Tensor]) -> Self:
         """Return the posterior ``[..., P]`` with these natural parameters."""
+
+    @classmethod
+    def at_least(
+        cls, factor: Mapping[str, Tensor], least: Mapping[str, Tensor], mean: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return `factor` no less precise than `least`, and in how many directions it was ``[K]``.
+
+        Both are natural parameters ``[K, ...]``; where the precision is raised to that of `least`,
+        the factor's mean becomes `mean` ``[K, P]``. A precision that is less by a relative
+        `ROUNDING` stays. Here for families whose natural parameters are a `precision`
+        ``[K, P]`` or ``[K, P, P]`` and a `shift` ``[K, P]``, precision times mean; others override
+        it.
+        """
+        precision, shift, bound = factor["precision"], factor["shift"], least["precision"]
+        if precision.ndim == shift.ndim:
+            low = precision < bound * (1 - ROUNDING)
+            raised = {
+                "precision": torch.where(low, bound, precision),
+                "shift": torch.where(low, bound * mean, shift),
+            }
+            return raised, low.sum(-1)
+        low = torch.linalg.cholesky_ex(precision - bound * (1 - ROUNDING)).info > 0
+        count = low.new_zeros(low.shape, dtype=torch.int64)
+        precision, shift = precision.clone(), shift.clone()
+        for row in low.nonzero().flatten().tolist():  # rare, and dear: one client at a time
+            values, vectors = torch.linalg.eigh(precision[row] - bound[row])
+            precision[row] = bound[row] + (vectors * values.clamp_min(0)) @ vectors.mT
+            shift[row] = precision[row] @ mean[row]
+            count[row] = (values < 0).sum()
+        return {"precision": precision, "shift": shift}, count
 
 
 def standard_normal(size: tuple[int, ...], noise: torch.Generator) -> Tensor:

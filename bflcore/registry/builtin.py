@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bflcore.aggregation import Average
+from bflcore.aggregation import Average, ProductOfChanges
 from bflcore.data import DATASETS, PARTITIONERS
 from bflcore.data.label_noise import Pair, Symmetric
 from bflcore.engines.local import Local
@@ -42,8 +42,8 @@ def bfl_inferences() -> Iterator[type[Component]]:
 
 @hookimpl
 def bfl_aggregators() -> Iterator[type[Component]]:
-    """Yield the core's aggregator."""
-    yield Average
+    """Yield the core's aggregators."""
+    yield from (Average, ProductOfChanges)
 
 
 @hookimpl
