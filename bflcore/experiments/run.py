@@ -15,7 +15,8 @@ from bflcore.engines.trust import FEWEST
 from bflcore.errors import OptionError, RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
+from bflcore.experiments.surveys import calibrate, survey
+from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
 if TYPE_CHECKING:
     from torch import Tensor
