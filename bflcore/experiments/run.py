@@ -17,7 +17,8 @@ from bflcore.experiments.coefficients import FILE as COEFFICIENTS
 from bflcore.experiments.coefficients import coefficients_of
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
+from bflcore.experiments.surveys import calibrate, survey
+from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
 if TYPE_CHECKING:
     from torch import Tensor
