@@ -80,7 +80,13 @@ class ClientModel:
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
             parts = [self.predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
-        return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
+        return prediction_of(
+            parts,
+            classes,
+            self.problem.train.scaling,
+            self._fitted(calibrated),
+            likelihood.least,
+        )
 
     @property
     def posterior(self) -> dict[str, dict[str, Tensor]]:

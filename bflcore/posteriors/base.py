@@ -99,15 +99,6 @@ class Posterior(Component, abc.ABC):
         fields = {name: t for name, t in self.pack().items() if name not in self.matrices}
         return {"mean": self.mean, **fields}
 
-    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means and variances ``[M]`` of linear combinations of parameters.
-
-        `matrix` ``[M, P]``; of one posterior ``[P]``. By default the variances are those of
-        independent parameters; a family without variances has 0.
-        """
-        variance = self.pack().get("variance", torch.zeros_like(self.mean))
-        return matrix @ self.mean, matrix.square() @ variance
-
     def invalid(self) -> str | None:
         """Return why these tensors are not a posterior of the family; None if they are.
 
@@ -126,6 +117,14 @@ class Posterior(Component, abc.ABC):
         """
         size = (clients, layout.total)
         return cls.unpack({name: standard_normal(size, noise) for name in cls._fields()})
+
+    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the means and variances ``[M]`` of linear combinations of the parameters.
+
+        `matrix` ``[M, P]``; of one posterior ``[P]``. The default, None, is for families that do
+        not say how uncertain a parameter is.
+        """
+        return matrix @ self.mean, None
 
     def log_density(self, parameters: Tensor) -> Tensor:
         """Return log q(parameters) in nats ``[...]``; families without a density have none."""

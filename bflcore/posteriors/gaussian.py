@@ -40,6 +40,10 @@ class Gaussian(ExponentialFamily):
         size = (clients, layout.total)
         return cls(standard_normal(size, noise), standard_normal(size, noise).exp())
 
+    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and variances ``[M]`` of combinations ``[M, P]`` of the parameters."""
+        return matrix @ self.mean, matrix.square() @ self.variance
+
     def natural(self) -> dict[str, Tensor]:
         """Return the precision 1/s and the shift mean/s ``[..., P]``."""
         precision = self.variance.reciprocal()

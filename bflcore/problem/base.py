@@ -81,11 +81,11 @@ class Problem:
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples; `features` are the names of a table's features, and
-    `indicators` ``[F]`` says which of them are 0 or 1. `calibrators` are fitted to the
-    `calibration` samples after the last round. `foreign` ``[N, ...]`` are samples unlike those of
-    any client, as the network would get them without scaling: no client trains on them, and in the
-    last round each says how well its model tells them from its test samples.
+    set, it scales every client's samples. `features` ``[F]`` names those of a table, `indicators`
+    ``[F]`` says which of them are 0 or 1. `calibrators` are fitted to the `calibration` samples
+    after the last round. `foreign` ``[N, ...]`` are samples unlike those of any client, as the
+    network would get them without scaling: no client trains on them, and in the last round each
+    says how well its model tells them from its test samples.
     """
 
     network: nn.Module
@@ -157,7 +157,7 @@ class Problem:
             validation=shares(*train, partition.validation) if partition.validation else None,
             calibration=shares(*train, partition.calibration) if partition.calibration else None,
             indicators=torch.tensor(schema.indicators, device=device) if schema else None,
-            features=tuple(schema.features) if schema else (),
+            features=schema.features if schema else (),
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
@@ -165,6 +165,8 @@ class Problem:
         if not survey:
             return self
         scaling = Scaling.of(survey, self.indicators) if self.standardise else None
+        if scaling and not self.likelihood.scales_targets:
+            scaling = attrs.evolve(scaling, y=None)
         scaled: dict[str, Any] = {
             name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()
         }

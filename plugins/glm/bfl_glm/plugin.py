@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bfl_glm.likelihoods import Bernoulli, Poisson, StudentT
 from bfl_glm.sites import Laplace, LinearGaussian
 from bflcore import Continual, Method, ProductOfChanges, hookimpl
-from bflcore.models import MLP
+from bflcore.models import Linear
 
 if TYPE_CHECKING:
-    from bflcore import LocalInference
+    from bflcore import Likelihood, LocalInference
 
 
 class GLM(Method):
@@ -27,8 +28,14 @@ class GLM(Method):
     inference = Laplace()
     aggregator = ProductOfChanges()
     hyper = Continual()
-    model = MLP(hidden=())
+    model = Linear()
     settings = {"rounds": 20, "dtype": "float64", "trust": 0.0}
+
+
+@hookimpl
+def bfl_likelihoods() -> Iterator[type[Likelihood]]:
+    """Yield the likelihoods of truth values, counts, and targets with outliers."""
+    yield from (Bernoulli, Poisson, StudentT)
 
 
 @hookimpl

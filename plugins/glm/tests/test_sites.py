@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from bfl_glm.likelihoods import Bernoulli, Poisson
 from bfl_glm.sites import Laplace, LinearGaussian
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 from torch import nn
@@ -18,9 +19,7 @@ from bflcore import (
     Equal,
     GaussianNoise,
     Layout,
-    Likelihood,
     OptionError,
-    Predictive,
     Problem,
     ProductOfChanges,
     Shares,
@@ -33,31 +32,6 @@ from bflcore.testing.problems import normal
 from .pooled import SIZES, condition, counts, design, gaussian_posterior, logistic, newton
 
 NOISE, SIGMA = 0.5, 3.0
-
-
-class Bernoulli(Likelihood):
-    """Truth values, from one output: the log-odds."""
-
-    name, task = "truth", "classification"
-
-    def nll(self, outputs, targets):
-        z = outputs[:, 0]
-        return nn.functional.softplus(z) - targets.to(z.dtype) * z
-
-    def predictive(self, outputs):
-        return Predictive(torch.cat([-outputs, outputs], -1).sigmoid())
-
-
-class Poisson(Likelihood):
-    """Counts, from the logarithm of their rate."""
-
-    name, task = "counts", "regression"
-
-    def nll(self, outputs, targets):
-        return (outputs.exp() - targets * outputs).sum(-1)
-
-    def predictive(self, outputs):
-        return Predictive(outputs.exp(), outputs.exp().mean(1))
 
 
 def federated(x, y, client, likelihood, outputs=1, dtype=torch.float64, network=None):
