@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bfl_glm import curvature
-from bfl_glm.curvature import expand, loss
 from torch import nn
 
+from bfl_glm import curvature
+from bfl_glm.curvature import expand, loss
 from bflcore import Categorical, GaussianNoise, Likelihood
 from bflcore.testing.problems import normal, problem
 

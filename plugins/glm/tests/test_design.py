@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bfl_glm.design import check_columns, is_linear
-from bfl_glm.sites import Laplace
 from torch import nn
 
+from bfl_glm.design import check_columns, is_linear
+from bfl_glm.sites import Laplace
 from bflcore import GaussianNoise, OptionError
 
 from .pooled import design

@@ -2,7 +2,6 @@
 
 from bfl_glm.plugin import GLM
 from bfl_glm.sites import Laplace, LinearGaussian
-
 from bflcore.testing import parametrize_with_checks
 
 

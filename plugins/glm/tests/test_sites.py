@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from bfl_glm.likelihoods import Bernoulli, Poisson
-from bfl_glm.sites import Laplace, LinearGaussian
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 from torch import nn
 
+from bfl_glm.likelihoods import Bernoulli, Poisson
+from bfl_glm.sites import Laplace, LinearGaussian
 from bflcore import (
     Categorical,
     Continual,
