@@ -49,7 +49,7 @@ from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models.base import Model
 from bflcore.options import Component, component, option
-from bflcore.posteriors import ExponentialFamily, Gaussian, Point, Posterior
+from bflcore.posteriors import DenseGaussian, ExponentialFamily, Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
 from bflcore.problem.calibration.base import Calibrator
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
@@ -67,13 +67,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
     "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort",
-    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes",
-    "Engine", "Equal", "Examples", "ExponentialFamily", "FedAvg", "FedVI", "Fixed", "Gaussian",
-    "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise",
-    "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model",
-    "OptionError", "Partitioner", "PluginError", "Point", "PointInference", "Posterior",
-    "Prediction", "Predictive", "Problem", "ProductOfChanges", "Run", "RunError", "Session",
-    "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
+    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "DenseGaussian",
+    "EmpiricalBayes", "Engine", "Equal", "Examples", "ExponentialFamily", "FedAvg", "FedVI",
+    "Fixed", "Gaussian", "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError",
+    "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map",
+    "Method", "Model", "OptionError", "Partitioner", "PluginError", "Point", "PointInference",
+    "Posterior", "Prediction", "Predictive", "Problem", "ProductOfChanges", "Run", "RunError",
+    "Session", "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
     "VariationalInference", "Weighting", "check_weights", "component", "hookimpl", "load",
     "load_model", "option", "resume", "run",
 ]  # fmt: skip

@@ -1,13 +1,13 @@
-"""Posterior families: what a client knows about each parameter.
+"""The base classes of posterior families.
 
 A posterior is a frozen class of tensors whose last axis is the parameters ``P`` and whose leading
-axis, where present, is the client ``K``. Variances are stored and sent, never standard deviations.
+axis, where present, is the client ``K``; a matrix between parameters has two axes ``P``. Variances
+or precisions are stored and sent, never standard deviations.
 """
 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["ExponentialFamily", "Gaussian", "Point", "Posterior"]
+__all__ = ["ExponentialFamily", "Posterior", "standard_normal"]
 
 ROUNDING = 1e-6  # relative differences of precisions below it are taken for rounding in float32
 
@@ -39,6 +39,8 @@ class Posterior(Component, abc.ABC):
     # Fields that describe the network's structure and not a parameter: they are equal at every
     # client and in the prior, and fusion does not change them.
     structure: ClassVar[tuple[str, ...]] = ()
+    # Fields ``[..., P, P]``, symmetric and positive definite.
+    matrices: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # every family has a mean, as a field or as a property
 
@@ -70,13 +72,32 @@ class Posterior(Component, abc.ABC):
         return cls.unpack({name: torch.cat([p[name] for p in packed]) for name in packed[0]})
 
     def split(self, layout: Layout) -> tuple[Self, Self]:
-        """Divide into the posterior over shared and the one over personal coordinates."""
-        return self.map(lambda t: layout.split(t)[0]), self.map(lambda t: layout.split(t)[1])
+        """Divide into the posterior over shared and the one over personal coordinates.
+
+        Of a matrix the two diagonal blocks are kept: ``join(*split(q)) == q`` where shared and
+        personal coordinates are independent.
+        """
+        pairs = {name: self._split(name, layout) for name in self._fields()}
+        shared, personal = ({name: pair[half] for name, pair in pairs.items()} for half in (0, 1))
+        return self.unpack(shared), self.unpack(personal)
 
     def join(self, personal: Self, layout: Layout) -> Self:
         """Put the shared coordinates (`self`) and the personal ones back together."""
         mine, theirs = self.pack(), personal.pack()
-        return self.unpack({name: layout.join(mine[name], theirs[name]) for name in mine})
+        return self.unpack({n: self._join(n, mine[n], theirs[n], layout) for n in mine})
+
+    def variances(self) -> dict[str, Tensor]:
+        """Return variances ``[..., P]`` by name that cost no more than a pass; 0 is certainty.
+
+        Clients are compared by them (`bflcore.engines.trust`). By default the fields whose names
+        end in "variance".
+        """
+        return {name: t for name, t in self.pack().items() if name.endswith("variance")}
+
+    def marginals(self) -> dict[str, Tensor]:
+        """Return what is known of each parameter alone, ``[..., P]`` by name, the mean among it."""
+        fields = {name: t for name, t in self.pack().items() if name not in self.matrices}
+        return {"mean": self.mean, **fields}
 
     def invalid(self) -> str | None:
         """Return why these tensors are not a posterior of the family; None if they are.
@@ -95,7 +116,15 @@ class Posterior(Component, abc.ABC):
         The conformance kit tests families with these. By default every field is standard normal.
         """
         size = (clients, layout.total)
-        return cls.unpack({name: _normal(size, noise) for name in cls._fields()})
+        return cls.unpack({name: standard_normal(size, noise) for name in cls._fields()})
+
+    def combinations(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the means and variances ``[M]`` of linear combinations of the parameters.
+
+        `matrix` ``[M, P]``; of one posterior ``[P]``. The default, None, is for families that do
+        not say how uncertain a parameter is.
+        """
+        return matrix @ self.mean, None
 
     def log_density(self, parameters: Tensor) -> Tensor:
         """Return log q(parameters) in nats ``[...]``; families without a density have none."""
@@ -109,30 +138,23 @@ class Posterior(Component, abc.ABC):
     def kl(self, other: Self) -> Tensor:
         """Return KL(self || other) in nats, summed over parameters: ``[...]``."""
 
+    def _split(self, name: str, layout: Layout) -> tuple[Tensor, Tensor]:
+        shared, personal = layout.split(getattr(self, name))
+        if name in self.matrices:
+            return layout.split(shared.mT)[0].mT, layout.split(personal.mT)[1].mT
+        return shared, personal
+
+    def _join(self, name: str, shared: Tensor, personal: Tensor, layout: Layout) -> Tensor:
+        if name not in self.matrices:
+            return layout.join(shared, personal)
+        across = shared.new_zeros(*shared.shape[:-1], layout.personal_total)
+        back = personal.new_zeros(*personal.shape[:-1], layout.shared_total)
+        rows = layout.join(shared, across), layout.join(back, personal)
+        return layout.join(rows[0].mT, rows[1].mT).mT
+
     @classmethod
     def _fields(cls) -> tuple[str, ...]:
         return tuple(field.name for field in attrs.fields(cast("Any", cls)))
-
-
-@attrs.frozen(eq=False)
-class Point(Posterior):
-    """A point estimate: all mass on one value.
-
-    `mean` ``[..., P]``.
-    """
-
-    name = "point"
-
-    mean: Tensor
-
-    def sample(self, noise: Tensor) -> Tensor:
-        """Return the point, whatever the noise."""
-        return self.mean.expand_as(noise)
-
-    def kl(self, other: Point) -> Tensor:
-        """Return 0 where the points coincide and infinity elsewhere ``[...]``."""
-        equal = (self.mean == other.mean).all(-1)
-        return (~equal).to(self.mean.dtype).masked_fill(~equal, float("inf"))
 
 
 class ExponentialFamily(Posterior):
@@ -183,67 +205,6 @@ class ExponentialFamily(Posterior):
         return {"precision": precision, "shift": shift}, count
 
 
-@attrs.frozen(eq=False)
-class Gaussian(ExponentialFamily):
-    """A Gaussian with a mean and a variance for each parameter (mean field).
-
-    `mean` and `variance` ``[..., P]``; a variance may be zero (a coordinate known for certain).
-    """
-
-    name = "gaussian"
-
-    mean: Tensor
-    variance: Tensor
-
-    @classmethod
-    def arbitrary(cls, layout: Layout, clients: int, noise: torch.Generator) -> Gaussian:
-        """Return means around 0 and variances around 1."""
-        size = (clients, layout.total)
-        return cls(_normal(size, noise), _normal(size, noise).exp())
-
-    def natural(self) -> dict[str, Tensor]:
-        """Return the precision 1/s and the shift mean/s ``[..., P]``."""
-        precision = self.variance.reciprocal()
-        return {"precision": precision, "shift": precision * self.mean}
-
-    @classmethod
-    def from_natural(cls, natural: Mapping[str, Tensor]) -> Gaussian:
-        """Return the Gaussian with a precision and a shift ``[..., P]``."""
-        variance = natural["precision"].reciprocal()
-        return cls(natural["shift"] * variance, variance)
-
-    def log_density(self, parameters: Tensor) -> Tensor:
-        """Return the sum over coordinates of log N(parameter; mean, variance)."""
-        squares = (parameters - self.mean).square() / self.variance
-        return -0.5 * (squares + self.variance.log() + math.log(2 * math.pi)).sum(-1)
-
-    def invalid(self) -> str | None:
-        """Return why this is not a Gaussian: not finite, a variance below 0 or not invertible."""
-        if reason := super().invalid():
-            return reason
-        if bool((self.variance < 0).any()):
-            return "variance is negative"
-        least = torch.finfo(self.variance.dtype).tiny  # below it an inverse overflows
-        lost = (self.variance > 0) & (self.variance < least)
-        return f"variance is below {least:.3g}, but not 0" if bool(lost.any()) else None
-
-    def sample(self, noise: Tensor) -> Tensor:
-        """Return mean + sqrt(variance) * noise ``[..., P]``."""
-        return self.mean + self.variance.sqrt() * noise
-
-    def kl(self, other: Gaussian) -> Tensor:
-        """Return KL(self || other) ``[...]`` in closed form.
-
-        Per coordinate: log(s'/s)/2 + (s + (mu - mu')^2) / (2 s') - 1/2. Two certain and equal
-        coordinates contribute nothing; to a certain coordinate any other is infinitely far.
-        """
-        ratio = self.variance / other.variance
-        shift = (self.mean - other.mean).square() / other.variance
-        terms = 0.5 * (ratio - ratio.log() - 1 + shift)
-        same = (self.variance == other.variance) & (self.mean == other.mean)
-        certain = other.variance == 0
-        return terms.masked_fill(certain, float("inf")).masked_fill(same, 0.0).sum(-1)
-
-
-def _normal(size: tuple[int, int], noise: torch.Generator) -> Tensor:
+def standard_normal(size: tuple[int, ...], noise: torch.Generator) -> Tensor:
+    """Return standard normal numbers ``[*size]`` in float64, for `Posterior.arbitrary`."""
     return torch.randn(size, generator=noise, dtype=torch.float64)
