@@ -18,7 +18,7 @@ class PVI(Method):
 
     name = "pvi"
     reference = "Bui et al. 2018; Ashman et al. 2022, Algorithm 1 (synchronous)"
-    inference = VariationalSites()
+    inference = VariationalSites(damping=0.2, prior_sigma=1.0, initial_sigma=0.1)
     aggregator = ProductOfChanges()
     weighting = Equal()
     hyper = Continual()
@@ -29,7 +29,7 @@ class PVIDamped(Method):
 
     name = "pvi-damped"
     reference = PVI.reference
-    inference = PVI.inference.replace(damping=0.2)
+    inference = PVI.inference.replace(damping=0.1)
     aggregator = PVI.aggregator
     weighting = PVI.weighting
     hyper = PVI.hyper
