@@ -29,7 +29,7 @@ from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
 from bflcore.lazy import lazy
-from bflcore.messages import SURVEY, Broadcast, LocalResult, nbytes, within
+from bflcore.messages import REPORTED, SURVEY, Broadcast, LocalResult, nbytes, within
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.weighting import Weighting, check_weights
 
@@ -70,8 +70,8 @@ class Recipe:
 class Round:
     """What one round produced: the next broadcast, and its record.
 
-    `report` holds the aggregator's numbers, for example how many coordinates it had to floor;
-    `heaviest` is the client with the largest weight, and its share of all weight.
+    `report` holds numbers of the parts, for example `aggregator.floored`: how many coordinates it
+    had to floor. `heaviest` is the client with the largest weight, and its share of all weight.
     """
 
     broadcast: Broadcast
@@ -175,7 +175,8 @@ def run_round(
     if not tally.replied:
         return tally.pass_over(time.perf_counter() - clock)
     with blamed(rule, number):
-        posterior, report = rule.finish(total.state), rule.report(total.state)
+        posterior = rule.finish(total.state)
+        report = {f"aggregator.{name}": n for name, n in rule.report(total.state).items()}
         screen_fused(rule, posterior, broadcast.start, number)
     with blamed(recipe.hyper, number):
         following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
@@ -201,6 +202,7 @@ class Tally:
         self.loss = 0.0
         self.bytes_up = 0
         self.client_seconds = 0.0
+        self.reported: dict[str, float] = {}
 
     def screen(
         self,
@@ -253,6 +255,9 @@ class Tally:
         self.replied.append(client)
         self.weights.append(weights)  # one number per client, checked when all are known
         self.loss += float(result.loss[0])
+        for name, value in within(result.statistics, REPORTED).items():
+            full = f"inference.{name}"
+            self.reported[full] = self.reported.get(full, 0.0) + float(value.sum())
         return sums
 
     def drop(self, client: int, reason: str) -> None:
@@ -286,7 +291,7 @@ class Tally:
             len(self.clients) * nbytes(self.broadcast.sent()),
             self.client_seconds,
             seconds - self.client_seconds,
-            report,
+            {**report, **self.reported},
             self._heaviest(),
         )
 

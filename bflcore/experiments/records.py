@@ -77,7 +77,7 @@ class Records:
         replies: Sequence[Evaluation | ClientError],
         novel: Collection[int],
     ) -> Record:
-        """Return the line for ``metrics.jsonl``; `report` holds the aggregator's numbers.
+        """Return the line for ``metrics.jsonl``; `report` holds the parts' own numbers.
 
         `novel` are the clients held out of training.
         """
@@ -85,7 +85,7 @@ class Records:
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = {name: _measured(members) for name, members in _group(found, novel).items()}
         record: Record = {"round": number, "train.loss": loss}
-        record |= {f"aggregator.{name}": value for name, value in report.items()}
+        record |= report
         for group, members in groups.items():
             summary = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
             record |= {f"{group}.{name}": value for name, value in summary.items()}

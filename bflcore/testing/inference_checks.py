@@ -15,6 +15,7 @@ from bflcore.posteriors import DenseGaussian, Gaussian
 from bflcore.problem.base import Problem
 from bflcore.problem.likelihoods import GaussianNoise
 from bflcore.testing import honesty_checks, problems
+from bflcore.testing.evidence_checks import evidence_is_conserved
 from bflcore.testing.honesty_checks import predicted
 
 __all__ = ["checks_of"]
@@ -38,6 +39,8 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     yield from honesty_checks.checks_of(part)
     if "exact-conjugate" in part.tags:
         yield is_exact_on_the_conjugate_problem
+    if "conserves-evidence" in part.tags:
+        yield evidence_is_conserved
 
 
 def inputs_stay_untouched(part: Part) -> None:
