@@ -36,6 +36,7 @@ class Records:
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
         self.bytes = {"up": 0, "down": 0}
         self.dropped: list[Record] = []  # since the last line of metrics.jsonl
+        self.unstable: list[Record] = []  # what became unstable, and in which round
         self._started = time.perf_counter()
 
     def state(self) -> Record:
@@ -45,6 +46,7 @@ class Records:
             "seconds": dict(self.seconds),
             "bytes": dict(self.bytes),
             "dropped": list(self.dropped),
+            "unstable": list(self.unstable),
             "total": time.perf_counter() - self._started,
         }
 
@@ -52,7 +54,7 @@ class Records:
         """Continue from `state` and the lines written until then."""
         self.records = list(records)
         self.seconds, self.bytes = dict(state["seconds"]), dict(state["bytes"])
-        self.dropped = list(state["dropped"])
+        self.dropped, self.unstable = list(state["dropped"]), list(state["unstable"])
         self._started = time.perf_counter() - state["total"]
 
     def add_answers(self, number: int, found: Survey) -> None:
@@ -69,23 +71,29 @@ class Records:
         self.bytes["down"] += done.bytes_down
         self._drop(number, done.dropped)
 
+    def add_excesses(self, found: Iterable[Record]) -> list[Record]:
+        """Note the quantities that are beyond their bounds; return those that were not before."""
+        known = {excess["quantity"] for excess in self.unstable}
+        new = [excess for excess in found if excess["quantity"] not in known]
+        self.unstable += new
+        return new
+
     def add_evaluation(
         self,
         number: int,
         loss: float,
-        report: Mapping[str, float],
+        server: Mapping[str, float],
         replies: Sequence[Evaluation | ClientError],
         novel: Collection[int],
     ) -> Record:
-        """Return the line for ``metrics.jsonl``; `report` holds the aggregator's numbers.
+        """Return the line for ``metrics.jsonl``; `server` holds the server's numbers by name.
 
         `novel` are the clients held out of training.
         """
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = {name: _measured(members) for name, members in _group(found, novel).items()}
-        record: Record = {"round": number, "train.loss": loss}
-        record |= {f"aggregator.{name}": value for name, value in report.items()}
+        record: Record = {"round": number, "train.loss": loss, **server}
         for group, members in groups.items():
             summary = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
             record |= {f"{group}.{name}": value for name, value in summary.items()}
@@ -93,6 +101,7 @@ class Records:
             "seconds": _rounded(self.seconds),
             "bytes": dict(self.bytes),
             "dropped": self.dropped,
+            "unstable": list(self.unstable),
         }
         self.dropped = []
         self.evaluation = {"round": number}
@@ -153,6 +162,7 @@ def summary_of(
         "seconds": _rounded(seconds),
         "bytes": dict(bytes),
         "dropped": list(dropped),
+        "unstable": records[-1].get("unstable", []),
     }
 
 
@@ -241,4 +251,5 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _metrics_of(record: Record) -> Record:
-    return {k: value for k, value in record.items() if k not in {"seconds", "bytes", "dropped"}}
+    apart = {"seconds", "bytes", "dropped", "unstable"}
+    return {name: value for name, value in record.items() if name not in apart}

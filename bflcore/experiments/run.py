@@ -6,15 +6,17 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations
 from bflcore.engines.trust import FEWEST
-from bflcore.errors import OptionError, RunError, RunWarning
+from bflcore.errors import OptionError, RoundError, RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
+from bflcore.experiments.stability import Stability, extremes
 from bflcore.experiments.surveys import calibrate, survey
 from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
@@ -91,7 +93,15 @@ class Run:
             del memories  # they may be large, and the session holds them
             for number in range(self.broadcast.round + 1, run.rounds + 1):
                 self._round(session, number)
+        found = extremes(self.broadcast.start)
+        for excess in self.records.unstable:
+            _warn(self.stability.reminder(excess, found))
         return self.records.summary()
+
+    @cached_property
+    def stability(self) -> Stability:
+        """What the server's posterior is compared with; known after the survey."""
+        return Stability.of(self.recipe, begin(self.recipe, self.problem))
 
     def restore(self) -> Mapping[int, Mapping[str, Tensor]] | None:
         """Continue from the newest checkpoint; discard what was written after it.
@@ -134,15 +144,25 @@ class Run:
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
         limits = run.min_clients, run.block, run.trust
-        done = run_round(self.recipe, session, self.broadcast, clients, *limits)
+        try:
+            done = run_round(self.recipe, session, self.broadcast, clients, *limits)
+        except RoundError as error:
+            if not (grown := self.stability.growth(self.broadcast.start)):
+                raise
+            raise RoundError(f"{error}; {grown} by round {number - 1}") from error
         self.broadcast = done.broadcast
         self.records.add_round(number, done)
         self._warn_of_weight(number, done)
+        found = extremes(self.broadcast.start)
+        for excess in self.records.add_excesses(self.stability.excesses(number, found)):
+            _warn(self.stability.warning(excess))
         record, last = None, number == run.rounds
         if last and self.problem.calibrators:
             self._calibrate(session)
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
-            record = self._evaluate(session, number, done.loss, done.report)
+            server = {f"aggregator.{name}": value for name, value in done.report.items()}
+            server |= {f"posterior.{name}": value for name, value in found.items()}
+            record = self._evaluate(session, number, done.loss, server)
         if last:
             self._keep_models(session)
         if last or number % run.checkpoint_every == 0:
@@ -155,11 +175,9 @@ class Run:
         if self._warned or share < DECIDING or len(done.replied) < FEWEST:
             return
         self._warned = True
-        warnings.warn(
+        _warn(
             f"round {number}: client {client} holds {share:.0%} of all weight and decides the "
-            "fused posterior almost alone; --weighting equal counts clients alike",
-            RunWarning,
-            stacklevel=2,
+            "fused posterior almost alone; --weighting equal counts clients alike"
         )
 
     def _survey(self, session: Session) -> None:
@@ -187,14 +205,14 @@ class Run:
         self.progress(0, loss, self._evaluate(session, 0, loss, {}))
 
     def _evaluate(
-        self, session: Session, number: int, loss: float, report: Mapping[str, float]
+        self, session: Session, number: int, loss: float, server: Mapping[str, float]
     ) -> Record:
         """Evaluate every client and write the metrics wherever they go."""
         clock = time.perf_counter()
         everyone = (*self.problem.clients, *self.problem.novel)
         replies = screen_evaluations(list(session.evaluate(self.broadcast, everyone)), everyone)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
-        record = self.records.add_evaluation(number, loss, report, replies, self.problem.novel)
+        record = self.records.add_evaluation(number, loss, server, replies, self.problem.novel)
         self.directory.append(record)
         for logger in self.experiment.loggers:
             logger.log(self.directory.path, record)
@@ -213,3 +231,7 @@ class Run:
         metrics = self.directory.metrics
         written = [metrics] if metrics.exists() else []
         self.checkpoints.write(self.broadcast, session.memories, self.records.state(), written)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RunWarning, stacklevel=3)
