@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "Records", "summary_of"]
 
+SAMPLE = "sample."  # prefix of metrics of the clients that were evaluated in earlier rounds
+
 Record = dict[str, Any]
 Sums = Mapping[str, Any]
 
@@ -82,21 +84,24 @@ class Records:
         self,
         number: int,
         loss: float,
-        server: Mapping[str, float],
+        server: Mapping[str, Any],
         replies: Sequence[Evaluation | ClientError],
         novel: Collection[int],
+        sample: Collection[int] = (),
     ) -> Record:
         """Return the line for ``metrics.jsonl``; `server` holds the server's numbers by name.
 
-        `novel` are the clients held out of training.
+        `novel` are the clients held out of training; `sample` are those that were evaluated in
+        earlier rounds, if these are all: their metrics are reported, too, for comparison.
         """
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = {name: _measured(members) for name, members in _group(found, novel).items()}
         record: Record = {"round": number, "train.loss": loss, **server}
         for group, members in groups.items():
-            summary = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
-            record |= {f"{group}.{name}": value for name, value in summary.items()}
+            record |= _summarised(group, members)
+            if compared := [member for member in members if member[0] in sample]:
+                record |= _summarised(f"{SAMPLE}{group}", compared)
         record |= {
             "seconds": _rounded(self.seconds),
             "bytes": dict(self.bytes),
@@ -150,14 +155,16 @@ def summary_of(
     samples, models = ("validation", "validation") if validation else ("test", "personal")
     classifies = f"{models}.accuracy" in records[-1]
     key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
-    best = max(records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
+    compared = [r.get(SAMPLE + key) or r.get(key) or {"mean": -sign * 1e30} for r in records]
+    best = records[max(range(len(records)), key=lambda i: sign * compared[i]["mean"])]
+    over = " of the clients evaluated in all rounds" if SAMPLE + key in records[-1] else ""
     return {
         "method": method,
         "rounds": records[-1]["round"],
         "final": _metrics_of(records[-1]),
         "best": {
             **_metrics_of(best),
-            "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
+            "chosen": f"the evaluated round with the best {key}, chosen on {samples} data{over}",
         },
         "seconds": _rounded(seconds),
         "bytes": dict(bytes),
@@ -196,6 +203,12 @@ def _group(
 def _measured(members: Sequence[tuple[int, Sums]]) -> list[tuple[int, Sums, dict[str, float]]]:
     """Add each client's metrics to its sums."""
     return [(client, sums, metrics.metrics_of(sums)) for client, sums in members]
+
+
+def _summarised(group: str, members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
+    """Return every metric of a group: its mean and deviation over clients, and pooled."""
+    found = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
+    return {f"{group}.{name}": value for name, value in found.items()}
 
 
 def _detail(members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
