@@ -129,11 +129,13 @@ def begin(recipe: Recipe, problem: Problem) -> Broadcast:
     )
 
 
-def sample_cohort(clients: Sequence[int], size: int, seed: int, round: int) -> tuple[int, ...]:
+def sample_cohort(
+    clients: Sequence[int], size: int, seed: int, round: int, purpose: str = "cohort"
+) -> tuple[int, ...]:
     """Draw the round's clients without replacement, in order of their ids."""
     if size >= len(clients):
         return tuple(clients)
-    drawn = numpy_stream(seed, round, SERVER, "cohort").choice(len(clients), size, replace=False)
+    drawn = numpy_stream(seed, round, SERVER, purpose).choice(len(clients), size, replace=False)
     return tuple(clients[int(i)] for i in sorted(drawn))
 
 
@@ -270,7 +272,8 @@ class Tally:
             reasons = "; ".join(str(failure) for failure in self.dropped[:3])
             raise RoundError(
                 f"round {self.broadcast.round + 1}: {len(self.replied)} of {len(self.clients)} "
-                f"clients gave a valid result, {min_clients} are needed (--min-clients): {reasons}"
+                f"clients gave a valid result, {min_clients} are needed (--min-clients): "
+                f"{reasons}; to go on with fewer, set min_clients in the run's experiment.toml"
             )
         if self.replied:
             check_weights(torch.cat(self.weights), len(self.replied), self.replied)
