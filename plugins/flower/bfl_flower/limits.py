@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAME", "MalformedError", "check_size", "room_for", "shown"]
 
-FACTOR = 64  # bytes of a reply, in multiples of what was sent: 9 times the largest honest reply
+FACTOR = 256  # bytes of a reply, in multiples of what was sent: 11 times the largest honest one
 SPARE = 64 * 2**20  # bytes that a reply may always have, for metrics by class of a small network
 TENSORS = 4096  # per message
 TEXT = 2**20  # bytes of JSON per message
