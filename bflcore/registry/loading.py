@@ -8,6 +8,7 @@ error marks it as broken, with the reason and its distribution, and everything e
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -207,9 +208,9 @@ def load_registry() -> Registry:
 
 def read_plugins(core: ModuleType) -> Registry:
     """Load the components of `core` and of every entry point of the group ``bfl``, uncached."""
-    from bflcore import __version__ as version  # that of the metadata may be a stranger's
-
     registry = Registry()
+    # Not from the metadata, where a stranger's distribution may have the core's name.
+    version = str(sys.modules[CORE].__version__)
     registry.add(Plugin(CORE, version, core.__name__), _components_of(core))
     found: dict[str, list[tuple[Plugin, metadata.Distribution]]] = {}
     for installed in metadata.distributions():
