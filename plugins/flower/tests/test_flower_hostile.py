@@ -19,8 +19,9 @@ from bflcore import Average, ClientError, Equal, Fixed, Variational
 from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import RunWarning
 from bflcore.experiments.records import Records
+from bflcore.experiments.surveys import calibrate, survey
 from bflcore.problem.calibration.conformal import Conformal
-from bflcore.rounds import Recipe, calibrate, run_round, survey
+from bflcore.rounds import Recipe, run_round
 from bflcore.testing import problems
 
 from .loopback import grid_of, session_of
