@@ -50,7 +50,8 @@ def survey(
     """Add up the clients' answers before round 1.
 
     If samples are to be standardised, the clients are asked for their moments first, and then
-    `LocalInference.survey` sees standardised samples. Raises `RoundError` if fewer than
+    `LocalInference.survey` sees standardised samples; whoever gave no valid answer is not asked
+    again, so that all sums are over the same clients. Raises `RoundError` if fewer than
     `min_clients` give a valid answer.
     """
     sums: dict[str, Tensor] = {}
@@ -64,7 +65,7 @@ def survey(
         up += found.bytes_up
         if len(answered) < min_clients:
             raise _too_few("before round 1", "survey", answered, clients, min_clients, dropped)
-        sums |= found.sums
+        sums, clients = {**sums, **found.sums}, tuple(answered)
     return Survey(sums, tuple(dropped), up, down)
 
 
