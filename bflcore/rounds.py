@@ -27,7 +27,7 @@ from bflcore.engines.screening import screen, screen_answer, screen_fused
 from bflcore.engines.trust import TrustRegion
 from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
-from bflcore.inference.base import LocalInference
+from bflcore.inference.base import LocalInference, answers
 from bflcore.lazy import lazy
 from bflcore.messages import CALIBRATION, SURVEY, Broadcast, Cohort, LocalResult, within
 from bflcore.problem.calibration.base import ANSWERED
@@ -224,7 +224,7 @@ def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor
     """Return the form of each answer ``[...]`` that the clients are asked for, in order."""
     x, y = problem.train.x[:0], problem.train.y[:0]
     nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
-    asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
+    asked = answers(inference, problem, nobody)
     return [moments(x, y, problem.indicators), asked] if problem.standardise else [asked]
 
 

@@ -135,8 +135,13 @@ class Tdamp(LocalInference):
         """Raise an error unless message passing supports the problem.
 
         `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
-        them, `OptionError` unless a regression has one output per target.
+        them, `OptionError` unless a regression has one output per target, and for a likelihood
+        with offsets: messages do not pass through it.
         """
+        if problem.likelihood.counts_labels:
+            raise OptionError(
+                f"likelihood.label_prior: inference {self.name} has no label prior; leave it out"
+            )
         last = problem.network.get_submodule(chain(problem)[-1])
         targets = problem.train.y.shape[-1]
         if problem.likelihood.task == "regression" and last.out_features != targets:
