@@ -9,7 +9,7 @@ fixed`` it remains the prior. Personal parameters keep their initial values, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -35,8 +35,7 @@ def pool_samples(problem: Problem, fraction: float) -> Problem:
     order = torch.randperm(len(x), generator=stream(problem.seed, SERVER, SERVER, "pre-training"))
     chosen = order[: max(1, round(fraction * len(x)))]
     share = Shares(x[chosen], y[chosen], (0,), (len(chosen),))  # standardised, if need be
-    alone: dict[str, Any] = {"clients": (SERVER,), "novel": (), "standardise": False}
-    return attrs.evolve(problem, train=share, offset=None, **alone)
+    return attrs.evolve(problem, train=share, clients=(SERVER,), novel=(), standardise=False)
 
 
 def pretrain(

@@ -151,6 +151,19 @@ def test_clients_that_are_trained_together_have_a_prior_each():
         of.for_client(cohort)
 
 
+def test_a_session_fits_each_client_with_its_own_prior():
+    inference = Variational(local_epochs=2)
+    of = surveyed(separable(likelihood=Categorical(label_prior=STRENGTH)))
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    fitted, _ = replies(of, inference)
+    for reply in fitted:
+        cohort = of.cohort(reply.clients, {}, 0)
+        expected = inference.fit(of.for_client(cohort), broadcast, cohort)
+        assert not difference(reply.posterior, expected.posterior)
+        bare = inference.fit(attrs.evolve(of, likelihood=Categorical()), broadcast, cohort)
+        assert difference(reply.posterior, bare.posterior)
+
+
 def test_evaluation_predicts_with_the_clients_prior_and_the_server_with_everybodys():
     of = separable(likelihood=Categorical(label_prior=STRENGTH))
     _, found = replies(of, Map())
