@@ -14,6 +14,7 @@ import attrs
 from bflcore.aggregation import Statistics, add_sums
 from bflcore.engines.screening import screen_answer
 from bflcore.errors import ClientError, RoundError
+from bflcore.inference.base import answers
 from bflcore.lazy import lazy
 from bflcore.messages import CALIBRATION, Broadcast, Cohort, nbytes
 from bflcore.problem.calibration.base import ANSWERED
@@ -136,5 +137,5 @@ def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor
     """Return the form of each answer ``[...]`` that the clients are asked for, in order."""
     x, y = problem.train.x[:0], problem.train.y[:0]
     nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
-    asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
+    asked = answers(inference, problem, nobody)
     return [moments(x, y, problem.indicators), asked] if problem.standardise else [asked]

@@ -138,12 +138,11 @@ class Bounds:
             return value in self.choices
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        if isinstance(value, int) and abs(value) > LARGEST:
-            return False
-        if isinstance(value, str) and "\0" in value:
-            return False
+        if isinstance(value, str):
+            return "\0" not in value
         return (
-            (self.at_least is None or value >= self.at_least)
+            (not isinstance(value, int) or abs(value) <= LARGEST)
+            and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
