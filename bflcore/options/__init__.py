@@ -136,11 +136,10 @@ class Bounds:
             return all(self.admits(element) for element in value)
         if self.choices:
             return value in self.choices
-        if isinstance(value, float) and not math.isfinite(value):
-            return False
-        if isinstance(value, int) and abs(value) > LARGEST:
-            return False
-        if isinstance(value, str) and "\0" in value:
+        if isinstance(value, str):
+            return "\0" not in value
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if endless or (isinstance(value, int) and abs(value) > LARGEST):
             return False
         return (
             (self.at_least is None or value >= self.at_least)
