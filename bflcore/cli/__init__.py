@@ -128,9 +128,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except MemoryError:
         _refuse("there is not enough memory; use less data or a smaller model", debug)
+    except OSError as error:
+        if not error.filename:
+            _defect(error, debug)
+        _refuse(f"{str(error.filename)[:200]}: {error.strerror}; give another path", debug)
     except Exception as error:  # noqa: BLE001 - a defect, of ours or of a plugin: still one line
-        step = "this is a defect: add --debug for the traceback, and report it"
-        _refuse(f"unexpected {described(error, None)}; {step}", debug, status=1)
+        _defect(error, debug)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -149,6 +152,11 @@ def _show(
         (file or sys.stderr).write(
             warnings.formatwarning(message, category, filename, lineno, line)
         )
+
+
+def _defect(error: Exception, debug: bool) -> None:
+    step = "this is a defect: add --debug for the traceback, and report it"
+    _refuse(f"unexpected {described(error, None)}; {step}", debug, status=1)
 
 
 def _refuse(message: str, debug: bool, status: int = 2) -> None:
