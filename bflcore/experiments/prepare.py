@@ -147,8 +147,7 @@ def build_problem(
     novel: int = 0,
 ) -> Problem:
     """Combine divided data, or data without samples, with the network of a run."""
-    shape = tuple(dataset.x.shape[1:])
-    outputs = likelihood.outputs(dataset.outputs)
+    shape, outputs = tuple(dataset.x.shape[1:]), likelihood.outputs(dataset.outputs)
     _check_size(model, shape, outputs, torch.empty(0, dtype=getattr(torch, run.dtype)))
     with seeded_globally(run.seed, "initialisation"):
         network = model.network(shape, outputs)

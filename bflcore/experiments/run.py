@@ -50,11 +50,19 @@ def execute(
     each round with its number, its training loss, and the record of its evaluation if there was
     one; pre-training is round 0. `session` holds clients that are already running; by default the
     experiment's engine starts them. Raises `RunError` when too few clients gave a valid
-    result, or when the checkpoint cannot be read or written.
+    result, when the checkpoint cannot be read or written, or when the directory is removed.
     """
-    with directory.lock(), directory.checkpoints as checkpoints:
-        summary = Run(prepared, directory, checkpoints, progress).execute(session)
-    directory.write_json("summary.json", summary)
+    try:
+        with directory.lock(), directory.checkpoints as checkpoints:
+            summary = Run(prepared, directory, checkpoints, progress).execute(session)
+        directory.write_json("summary.json", summary)
+    except Exception as error:
+        if directory.path.is_dir():
+            raise
+        raise RunError(
+            f"{directory.path}: the run directory was removed while the run was writing to it; "
+            "start the run again"
+        ) from error
     return summary
 
 

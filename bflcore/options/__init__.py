@@ -136,13 +136,13 @@ class Bounds:
             return all(self.admits(element) for element in value)
         if self.choices:
             return value in self.choices
-        if isinstance(value, float) and not math.isfinite(value):
-            return False
         if isinstance(value, str):
             return "\0" not in value
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if endless or (isinstance(value, int) and abs(value) > LARGEST):
+            return False
         return (
-            (not isinstance(value, int) or abs(value) <= LARGEST)
-            and (self.at_least is None or value >= self.at_least)
+            (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
