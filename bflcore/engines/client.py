@@ -330,8 +330,8 @@ def _blame(
     client: int, stage: Stage, error: BaseException, inference: LocalInference
 ) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
-    if isinstance(error, ClientError):
-        return error
+    if isinstance(error, ClientError):  # whichever client it names
+        return ClientError(client, stage, error.reason, error.trace)
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, BflError):
         return ClientError(client, stage, str(error), trace)

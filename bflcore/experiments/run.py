@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
-from bflcore.engines.screening import screen_evaluations
+from bflcore.engines.screening import screen_evaluations, screen_personalised
 from bflcore.engines.trust import FEWEST
 from bflcore.errors import OptionError, RunError, RunWarning
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
+from bflcore.files import writing
 from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def execute(
     each round with its number, its training loss, and the record of its evaluation if there was
     one; pre-training is round 0. `session` holds clients that are already running; by default the
     experiment's engine starts them. Raises `RunError` when too few clients gave a valid
-    result, or when the checkpoint cannot be read or written.
+    result, or the checkpoint cannot be read, and `WriteError` when a file cannot be written.
     """
     with directory.lock(), directory.checkpoints as checkpoints:
         summary = Run(prepared, directory, checkpoints, progress).execute(session)
@@ -81,6 +82,7 @@ class Run:
                     f"--calibration-fraction: engine {engine.name} does not calibrate; leave it "
                     "out, or use --engine local"
                 )
+            clients.use_folder(self.directory.memories)
             clients.restore(memories or {})
             session = simulate_faults(clients, run.seed, run.drop_out, run.corrupt)
             if memories is None:
@@ -101,8 +103,9 @@ class Run:
         saved = self.checkpoints.read_sound(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
         records = self.directory.rewind(reached)
-        for logger in self.experiment.loggers:
-            logger.rewind(self.directory.path, reached)
+        with writing(self.directory.path):
+            for logger in self.experiment.loggers:
+                logger.rewind(self.directory.path, reached)
         if saved is None:
             return None
         self._check(saved, records)
@@ -195,8 +198,9 @@ class Run:
         self.records.seconds["evaluation"] += time.perf_counter() - clock
         record = self.records.add_evaluation(number, loss, report, replies, self.problem.novel)
         self.directory.append(record)
-        for logger in self.experiment.loggers:
-            logger.log(self.directory.path, record)
+        with writing(self.directory.path):
+            for logger in self.experiment.loggers:
+                logger.log(self.directory.path, record)
         self.directory.write_json("evaluation.json", self.records.evaluation)
         return record
 
@@ -204,7 +208,7 @@ class Run:
         """Store the models with which the clients predict at the end."""
         clock = time.perf_counter()
         everyone = (*self.problem.clients, *self.problem.novel)
-        replies = session.personalise(self.broadcast, everyone)
+        replies = screen_personalised(session.personalise(self.broadcast, everyone), everyone)
         self.directory.models.write(self.broadcast.round, replies)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
 
