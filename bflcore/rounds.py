@@ -226,10 +226,12 @@ class Tally:
         arriving = iter(replies)
         while True:
             clock = time.perf_counter()
-            reply = next(arriving, None)
-            self.client_seconds += time.perf_counter() - clock
-            if reply is None:
+            try:
+                reply = next(arriving)
+            except StopIteration:
                 return
+            finally:
+                self.client_seconds += time.perf_counter() - clock
             self.bytes_up += _uploaded(reply)
             for result in screen(reply, self.broadcast):
                 if isinstance(result, ClientError):

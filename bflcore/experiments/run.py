@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
-from bflcore.engines.screening import screen_evaluations
+from bflcore.engines.screening import screen_evaluations, screen_personalised
 from bflcore.engines.trust import FEWEST
 from bflcore.errors import OptionError, RoundError, RunError, RunWarning
 from bflcore.experiments.coefficients import FILE as COEFFICIENTS
@@ -20,6 +20,7 @@ from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
 from bflcore.experiments.stability import Stability, extremes
 from bflcore.experiments.surveys import calibrate, survey
+from bflcore.files import writing
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
@@ -50,7 +51,8 @@ def execute(
     each round with its number, its training loss, and the record of its evaluation if there was
     one; pre-training is round 0. `session` holds clients that are already running; by default the
     experiment's engine starts them. Raises `RunError` when too few clients gave a valid
-    result, when the checkpoint cannot be read or written, or when the directory is removed.
+    result, when the checkpoint cannot be read, or when the directory is removed; `WriteError` when
+    a file cannot be written.
     """
     try:
         with directory.lock(), directory.checkpoints as checkpoints:
@@ -97,6 +99,7 @@ class Run:
                     f"--calibration-fraction: engine {engine.name} does not calibrate; leave it "
                     "out, or use --engine local"
                 )
+            clients.use_folder(self.directory.memories)
             clients.restore(memories or {})
             session = simulate_faults(clients, run.seed, run.drop_out, run.corrupt)
             if memories is None:
@@ -125,8 +128,9 @@ class Run:
         saved = self.checkpoints.read_sound(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
         records = self.directory.rewind(reached)
-        for logger in self.experiment.loggers:
-            logger.rewind(self.directory.path, reached)
+        with writing(self.directory.path):
+            for logger in self.experiment.loggers:
+                logger.rewind(self.directory.path, reached)
         if saved is None:
             return None
         self._check(saved, records)
@@ -234,8 +238,9 @@ class Run:
             number, loss, server, replies, self.problem.novel, part
         )
         self.directory.append(record)
-        for logger in self.experiment.loggers:
-            logger.log(self.directory.path, record)
+        with writing(self.directory.path):
+            for logger in self.experiment.loggers:
+                logger.log(self.directory.path, record)
         self.directory.write_json("evaluation.json", self.records.evaluation)
         return record
 
@@ -243,7 +248,7 @@ class Run:
         """Store the models with which the clients predict at the end."""
         clock = time.perf_counter()
         everyone = (*self.problem.clients, *self.problem.novel)
-        replies = session.personalise(self.broadcast, everyone)
+        replies = screen_personalised(session.personalise(self.broadcast, everyone), everyone)
         self.directory.models.write(self.broadcast.round, replies)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
 

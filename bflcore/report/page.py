@@ -69,10 +69,8 @@ def write_report(
     target = out or (read[0].path / "report.html" if len(read) == 1 else Path("report.html"))
     with well_formed(*read):
         page = render_page(read, [_landscape(run) for run in read] if landscape else [])
-    try:
-        write_text(target, page.encode("utf-8", "replace").decode())  # a name may be any bytes
-    except OSError as error:
-        raise RunError(f"--out: {target} cannot be written ({error.strerror})") from None
+    page = page.encode("utf-8", "replace").decode()  # a name may be any bytes
+    write_text(target, page, "--out: " if out else "")
     return target
 
 
