@@ -77,7 +77,8 @@ class Round:
     """What one round produced: the next broadcast, and its record.
 
     `report` holds the aggregator's numbers, for example how many coordinates it had to floor;
-    `heaviest` is the client with the largest weight, and its share of all weight.
+    `heaviest` is the client with the largest weight, and its share of all weight; `reported` is how
+    many samples each client said it has, the first time that it was trusted.
     """
 
     broadcast: Broadcast
@@ -90,6 +91,7 @@ class Round:
     server_seconds: float
     report: Mapping[str, float] = attrs.field(factory=dict)
     heaviest: tuple[int, float] = (SERVER, 0.0)
+    reported: Mapping[int, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(eq=False)
@@ -125,12 +127,16 @@ class Sums:
 
 @attrs.frozen(eq=False)
 class Survey:
-    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent."""
+    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent.
+
+    `reported` are the numbers of samples by client, where an answer holds them.
+    """
 
     sums: Mapping[str, Tensor]
     dropped: tuple[ClientError, ...]
     bytes_up: int
     bytes_down: int
+    reported: Mapping[int, int] = attrs.field(factory=dict)
 
 
 def survey(
@@ -146,15 +152,17 @@ def survey(
     dropped: list[ClientError] = []
     up = down = 0
     clients = problem.clients
+    reported: dict[int, int] = {}
     for form in _forms(inference, problem):
         down += len(clients) * _nbytes(sums)
         found, answered = _add_up(session.survey(sums, clients), clients, form, "survey")
         dropped += found.dropped
         up += found.bytes_up
+        reported |= found.reported
         if len(answered) < min_clients:
             raise _too_few("before round 1", "survey", answered, clients, min_clients, dropped)
         sums |= found.sums
-    return Survey(sums, tuple(dropped), up, down)
+    return Survey(sums, tuple(dropped), up, down, reported)
 
 
 def calibrate(
@@ -190,6 +198,7 @@ def _add_up(
     dropped: list[ClientError] = []
     answered: dict[int, None] = {}  # in order of arrival
     total: Statistics = {}
+    reported: dict[int, int] = {}
     up = 0
     for reply in replies:
         answer = screen_answer(reply, form, stage)
@@ -202,8 +211,10 @@ def _add_up(
             continue
         up += _nbytes(answer.sums)
         answered[answer.client] = None
+        if "examples" in answer.sums:
+            reported[answer.client] = int(answer.sums["examples"])
         total = add_sums(total, dict(answer.sums))
-    return Survey(total, tuple(dropped), up, 0), list(answered)
+    return Survey(total, tuple(dropped), up, 0, reported), list(answered)
 
 
 def _too_few(
@@ -256,10 +267,12 @@ def run_round(
     min_clients: int = 1,
     block: int = BLOCK,
     trust: float = 0.0,
+    reported: Mapping[int, int] | None = None,
 ) -> Round:
     """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
-    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted). Memory does
+    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted), and
+    `reported` the numbers of samples that clients gave before, by client. Memory does
     not depend on the number of clients where the aggregator sums and the weighting is `local`: the
     results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
     valid result, or if a part of the server fails or gives a posterior that is invalid: then the
@@ -268,7 +281,7 @@ def run_round(
     clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    region = TrustRegion(broadcast, trust)
+    region = TrustRegion(broadcast, trust, reported)
     arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
@@ -284,7 +297,8 @@ def run_round(
             total = total.merge(rule, part)
     tally.check(min_clients)
     if not tally.replied:
-        return tally.pass_over(time.perf_counter() - clock)
+        done = tally.pass_over(time.perf_counter() - clock)
+        return attrs.evolve(done, reported=region.reported)
     with blamed(rule, number):
         posterior, report = rule.finish(total.state), rule.report(total.state)
         screen_fused(rule, posterior, broadcast.start, number)
@@ -292,7 +306,8 @@ def run_round(
         following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
         screen_fused(recipe.hyper, following.start, broadcast.start, number)
         screen_fused(recipe.hyper, following.prior, broadcast.prior, number)
-    return tally.close(following, report, time.perf_counter() - clock)
+    done = tally.close(following, report, time.perf_counter() - clock)
+    return attrs.evolve(done, reported=region.reported)
 
 
 class Tally:
