@@ -136,8 +136,10 @@ class Lying(Wrapped):
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[Any]:
         """Fit everybody, and replace what the liar says."""
         for reply in self.session.fit(broadcast, clients):
-            lies = isinstance(reply, LocalResult) and reply.clients == (LIAR,)
-            yield self.lie(reply, broadcast) if lies else reply
+            if isinstance(reply, LocalResult) and reply.clients == (LIAR,):
+                yield self.lie(reply, broadcast)
+            else:
+                yield reply
 
 
 def accuracy(parts: dict[str, Any], lie: Lie) -> tuple[float, int]:
