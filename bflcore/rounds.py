@@ -71,7 +71,8 @@ class Round:
     """What one round produced: the next broadcast, and its record.
 
     `report` holds numbers of the parts, for example `aggregator.floored`: how many coordinates it
-    had to floor. `heaviest` is the client with the largest weight, and its share of all weight.
+    had to floor. `heaviest` is the client with the largest weight, and its share of all weight;
+    `reported` is how many samples each client said it has, the first time that it was trusted.
     """
 
     broadcast: Broadcast
@@ -84,6 +85,7 @@ class Round:
     server_seconds: float
     report: Mapping[str, float] = attrs.field(factory=dict)
     heaviest: tuple[int, float] = (SERVER, 0.0)
+    reported: Mapping[int, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(eq=False)
@@ -147,10 +149,12 @@ def run_round(
     min_clients: int = 1,
     block: int = BLOCK,
     trust: float = 0.0,
+    reported: Mapping[int, int] | None = None,
 ) -> Round:
     """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
-    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted). Memory does
+    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted), and
+    `reported` the numbers of samples that clients gave before, by client. Memory does
     not depend on the number of clients where the aggregator sums and the weighting is `local`: the
     results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
     valid result, or if a part of the server fails or gives a posterior that is invalid: then the
@@ -159,7 +163,7 @@ def run_round(
     clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    region = TrustRegion(broadcast, trust)
+    region = TrustRegion(broadcast, trust, reported)
     arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
@@ -175,7 +179,8 @@ def run_round(
             total = total.merge(rule, part)
     tally.check(min_clients)
     if not tally.replied:
-        return tally.pass_over(time.perf_counter() - clock)
+        done = tally.pass_over(time.perf_counter() - clock)
+        return attrs.evolve(done, reported=region.reported)
     with blamed(rule, number):
         posterior = rule.finish(total.state)
         report = {f"aggregator.{name}": n for name, n in rule.report(total.state).items()}
@@ -184,7 +189,8 @@ def run_round(
         following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
         screen_fused(recipe.hyper, following.start, broadcast.start, number)
         screen_fused(recipe.hyper, following.prior, broadcast.prior, number)
-    return tally.close(following, report, time.perf_counter() - clock)
+    done = tally.close(following, report, time.perf_counter() - clock)
+    return attrs.evolve(done, reported=region.reported)
 
 
 class Tally:

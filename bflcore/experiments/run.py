@@ -86,6 +86,7 @@ class Run:
         ids = [client.id for client in prepared.description.clients]
         self.records = Records(parts.method, ids)
         self._warned = False
+        self.reported: dict[int, int] = {}  # client -> number of samples; never sent to clients
         self.broadcast = begin(self.recipe, self.problem)
 
     def execute(self, given: Session | None = None) -> Record:
@@ -137,6 +138,8 @@ class Run:
         self.problem = self.problem.surveyed(saved.broadcast.survey)
         self.broadcast = begin(self.recipe, self.problem).followed_by(saved.broadcast)
         self.records.restore(saved.state, records)
+        reported = saved.state.get("reported", {})
+        self.reported = {int(client): count for client, count in reported.items()}
         return saved.memories
 
     def _check(self, saved: Checkpoint, records: list[Record]) -> None:
@@ -160,14 +163,14 @@ class Run:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        limits = run.due(len(clients)), run.block, run.trust
+        limits = run.due(len(clients)), run.block, run.trust, self.reported
         try:
             done = run_round(self.recipe, session, self.broadcast, clients, *limits)
         except RoundError as error:
             if not (grown := self.stability.growth(self.broadcast.start)):
                 raise
             raise RoundError(f"{error}; {grown} by round {number - 1}") from error
-        self.broadcast = done.broadcast
+        self.broadcast, self.reported = done.broadcast, dict(done.reported)
         self.records.add_round(number, done)
         self._warn_of_weight(number, done)
         found = extremes(self.broadcast.start)
@@ -201,6 +204,7 @@ class Run:
         """Ask the clients for sums over their data, and begin with what they answered."""
         found = survey(self.recipe.inference, self.problem, session, self._due())
         self.records.add_answers(0, found)
+        self.reported = dict(found.reported)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
 
@@ -261,7 +265,8 @@ class Run:
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics
         written = [metrics] if metrics.exists() else []
-        self.checkpoints.write(self.broadcast, session.memories, self.records.state(), written)
+        state = {**self.records.state(), "reported": {str(c): n for c, n in self.reported.items()}}
+        self.checkpoints.write(self.broadcast, session.memories, state, written)
 
 
 def evaluation_sample(problem: Problem, count: int) -> tuple[int, ...]:
