@@ -22,6 +22,7 @@ __all__ = [
     "Evaluation",
     "LocalResult",
     "Personalised",
+    "nbytes",
     "within",
 ]
 
@@ -33,6 +34,11 @@ KNOWN = "known prior"  # in place of a prior that clients know: a tensor without
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors ``[...]`` whose names begin with `prefix`, without the prefix."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many bytes the numbers of the tensors ``[...]`` take."""
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 @attrs.frozen(eq=False)

@@ -81,16 +81,19 @@ class ClientModel:
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
             parts = [self.predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
-        return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
+        return prediction_of(
+            parts,
+            classes,
+            self.problem.train.scaling,
+            self._fitted(calibrated),
+            likelihood.least,
+        )
 
     @property
     def posterior(self) -> dict[str, dict[str, Tensor]]:
         """The posterior's moments or draws ``[..., *shape]``: field, then name of the parameter."""
-        layout = self.problem.layout
-        packed = self._posterior().pack()
-        if "mean" not in packed:
-            packed = {"mean": self._posterior().mean, **packed}
-        whole = {name: t for name, t in packed.items() if t.shape[-1] == layout.total}
+        found, layout = self._posterior().marginals(), self.problem.layout
+        whole = {name: t for name, t in found.items() if t.shape[-1] == layout.total}
         return {name: self._by_parameter(tensor) for name, tensor in whole.items()}
 
     def sample(self, n: int, seed: int = 0) -> list[dict[str, Tensor]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.problem.base import Problem, Shares
-    from bflcore.problem.likelihoods import Predictive
+    from bflcore.problem.likelihoods import Likelihood, Predictive
 
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
@@ -247,9 +247,11 @@ class ClientWorker:
         """Return the metrics of the model, and of the calibrated one (empty without `fitted`)."""
         found: tuple[Sums, Sums] = {}, {}
         for made, y in self._predicted(problem, samples, broadcast, cohort):
-            blocks = [_measure(made, y, self.bins)]
+            blocks = [_measure(problem.likelihood, made, y, self.bins)]
             if fitted:
-                adjusted = _measure(calibration.adjust(fitted, made), y, self.bins)
+                adjusted = _measure(
+                    problem.likelihood, calibration.adjust(fitted, made), y, self.bins
+                )
                 figures = calibration.measure(fitted, made, y)
                 blocks.append(adjusted | metrics.per_sample(figures))
             for sums, block in zip(found, blocks, strict=False):
@@ -310,7 +312,7 @@ class ClientWorker:
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
                 for value, predictive in predictions.items():
-                    one = _measure(predictive, y, self.bins, by_class=False)
+                    one = _measure(problem.likelihood, predictive, y, self.bins, by_class=False)
                     sums[value] = metrics.add(sums[value], one) if value in sums else one
         return total
 
@@ -329,14 +331,18 @@ def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(blocks, y.split(BLOCK), strict=True)
 
 
-def _measure(predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = True) -> Sums:
+def _measure(
+    likelihood: Likelihood, predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = True
+) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
         closed = None if predictive.closed_form is None else predictive.closed_form[0]
         return metrics.classification_sums(draws, y, bins, closed, by_class=by_class)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
-    return metrics.regression_sums(draws.mean(0), variance, y)
+    return metrics.regression_sums(
+        draws.mean(0), variance, y, likelihood.log_density(predictive, y)
+    )
 
 
 def _blame(

@@ -87,7 +87,8 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
                 "fewer --clients"
             )
     trained = data.clients - data.novel_clients
-    dataset = encoded(dataset, np.concatenate(partition.train[:trained]))
+    rows = np.concatenate(partition.train[:trained])
+    dataset = encoded(dataset, rows, references=experiment.model.interpretable)
     if experiment.label_noise:
         dataset = mislabelled(
             dataset,
@@ -124,6 +125,7 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     problem = attrs.evolve(problem, calibrators=experiment.calibrators)
     for shares in problem.samples.values():
         model.check_samples(shares.x)
+        likelihood.check_targets(shares.y)
     samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
     samples[: len(problem.train.x)] = problem.train.x[:2].nan_to_num(0.0)
     networks.check_network(problem.network, samples)
@@ -145,7 +147,8 @@ def build_problem(
 ) -> Problem:
     """Combine divided data, or data without samples, with the network of a run."""
     with seeded_globally(run.seed, "initialisation"):
-        network = model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
+        outputs = likelihood.outputs(dataset.outputs)
+        network = model.network(tuple(dataset.x.shape[1:]), outputs)
     return Problem.assemble(
         dataset,
         partition,

@@ -11,8 +11,9 @@ from bflcore.errors import ClientError
 from bflcore.problem import metrics, ranking
 
 if TYPE_CHECKING:
+    from bflcore.experiments.surveys import Survey
     from bflcore.messages import Evaluation
-    from bflcore.rounds import Round, Survey
+    from bflcore.rounds import Round
 
 __all__ = ["Record", "Records", "summary_of"]
 

@@ -13,9 +13,12 @@ from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations
 from bflcore.engines.trust import FEWEST
 from bflcore.errors import OptionError, RunError, RunWarning
+from bflcore.experiments.coefficients import FILE as COEFFICIENTS
+from bflcore.experiments.coefficients import coefficients_of
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
-from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
+from bflcore.experiments.surveys import calibrate, survey
+from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +64,7 @@ class Run:
         checkpoints: Checkpoints,
         progress: Progress,
     ) -> None:
+        self.prepared = prepared
         self.experiment, self.problem = prepared.experiment, prepared.problem
         self.directory, self.checkpoints, self.progress = directory, checkpoints, progress
         parts = prepared.experiment
@@ -144,6 +148,7 @@ class Run:
             record = self._evaluate(session, number, done.loss, done.report)
         if last:
             self._keep_models(session)
+            self._keep_coefficients()
         if last or number % run.checkpoint_every == 0:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
@@ -207,6 +212,12 @@ class Run:
         replies = session.personalise(self.broadcast, everyone)
         self.directory.models.write(self.broadcast.round, replies)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
+
+    def _keep_coefficients(self) -> None:
+        """Store the coefficients of a linear predictor, with names of columns."""
+        found = coefficients_of(self.prepared, self.problem, self.broadcast)
+        if found is not None:
+            self.directory.write_json(COEFFICIENTS, found)
 
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics

@@ -35,6 +35,8 @@ class LocalInference(Component, abc.ABC):
 
     kind: ClassVar[str] = "inference"
     family: ClassVar[str]  # name of the posterior family that `fit` returns
+    # Tags that the other parts of a recipe must have: kind -> tag. Others are refused.
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
     known_tags = MappingProxyType(
         {
             "exact-conjugate": "`fit` returns the exact posterior of linear regression with known "

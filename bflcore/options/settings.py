@@ -101,8 +101,9 @@ class DataSettings(Component):
     )
     test_fraction: float = option(
         0.2,
-        "fraction of a client's samples held out for testing (without --test-per-class)",
-        above=0,
+        "fraction of a client's samples held out for testing, without --test-per-class (0 = none: "
+        "nothing is evaluated)",
+        at_least=0,
         below=1,
     )
     validation_fraction: float = option(

@@ -166,6 +166,8 @@ class Problem:
         if not survey:
             return self
         scaling = Scaling.of(survey, self.indicators) if self.standardise else None
+        if scaling and not self.likelihood.scales_targets:
+            scaling = attrs.evolve(scaling, y=None)
         scaled: dict[str, Any] = {
             name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()
         }

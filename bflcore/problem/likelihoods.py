@@ -47,6 +47,23 @@ class Likelihood(Component, abc.ABC):
 
     kind: ClassVar[str] = "likelihood"
     task: ClassVar[Literal["classification", "regression"]]
+    # Whether real targets may be scaled to mean 0 and variance 1; counts may not.
+    scales_targets: ClassVar[bool] = True
+    least: ClassVar[float] = -math.inf  # smallest target of a regression
+    ratio: ClassVar[str] = ""  # what the exponential of a linear predictor's coefficient is called
+
+    def outputs(self, needed: int) -> int:
+        """Return how many outputs the network needs for so many classes or targets.
+
+        Raises `OptionError` for a number that the likelihood cannot explain.
+        """
+        return needed
+
+    def check_targets(self, y: Tensor) -> None:
+        """Raise `OptionError` for targets ``[N]`` or ``[N, T]`` that cannot be (default: none).
+
+        Called before the run with the targets of all clients.
+        """
 
     @property
     def counts_labels(self) -> bool:
@@ -68,6 +85,14 @@ class Likelihood(Component, abc.ABC):
     @abc.abstractmethod
     def predictive(self, outputs: Tensor) -> Predictive:
         """Turn outputs ``[K, S, B, C]`` into a `Predictive`."""
+
+    def log_density(self, predictive: Predictive, y: Tensor) -> Tensor | None:
+        """Return the log densities ``[B, T]`` of real targets `y` under one client's prediction.
+
+        `predictive` has K = 1. The metric NLL is their mean. None, the default: those of the
+        Gaussian with the prediction's mean and variance.
+        """
+        return None
 
 
 @component

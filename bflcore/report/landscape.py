@@ -135,5 +135,6 @@ def _metrics(problem: Problem, network: Tensor, x: Tensor, y: Tensor) -> dict[st
     outputs = problem.forward(network[None], x[None])[0]
     found = {"nll": float(problem.likelihood.nll(outputs, y).mean())}
     if problem.likelihood.task == "classification":
-        found["accuracy"] = float((outputs.argmax(-1) == y).float().mean())
+        probabilities = problem.likelihood.predictive(outputs[None, None]).mean[0]
+        found["accuracy"] = float((probabilities.argmax(-1) == y).float().mean())
     return found

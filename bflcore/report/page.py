@@ -11,7 +11,7 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
-from bflcore.report import calibration
+from bflcore.report import calibration, coefficients
 from bflcore.report.reading import Run, read_runs
 from bflcore.report.table import MEANING, grid, row_of, turned
 
@@ -120,6 +120,7 @@ def _details(run: Run) -> dict[str, Any]:
         "confusion": plots.confusion(run) if _confusion_fits(run) else "",
         "clients": _clients(run),
         "dropped": _table(run.summary["dropped"][:LONGEST]),
+        "coefficients": coefficients.section(run.path),
         "settings": tomli_w.dumps(settings),
     }
 

@@ -235,7 +235,7 @@ def loss_falls(part: Part) -> None:
         cohort = problems.cohort(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         losses.append(float(result.loss[0]))
-        broadcast = attrs.evolve(broadcast, round=number + 1, start=result.posterior[0])
+        broadcast = _followed(inference, broadcast, result)
         memory = dict(result.memory)
     if not min(losses[-2:]) < losses[0]:
         shown = ", ".join(f"{loss:.4f}" for loss in losses)
@@ -256,7 +256,7 @@ def memory_survives_storage(part: Part) -> None:
             "names, shapes and dtypes, fit's with the client axis first"
         )
     stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
-    following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
+    following = _followed(inference, broadcast, result)
     stayed, read = (
         inference.fit(of, following, problems.cohort(of, inference, memory=memory, round=1))
         for memory in (result.memory, stored)
@@ -340,6 +340,16 @@ def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Br
     inference = problems.build(part)
     of = problems.surveyed(inference, problems.separable(sharing=sharing))
     return inference, of, problems.first_broadcast(inference, of), problems.cohort(of, inference)
+
+
+def _followed(inference: LocalInference, broadcast: Broadcast, result: LocalResult) -> Broadcast:
+    """Return the next broadcast: the first client's posterior is the start.
+
+    It is the prior, too, for inferences that need this of the hyperparameter update.
+    """
+    start, carried = result.posterior[0], "carries-posterior" in inference.needs.values()
+    prior = start if carried else broadcast.prior
+    return attrs.evolve(broadcast, round=broadcast.round + 1, start=start, prior=prior)
 
 
 def _check(draws: Tensor) -> None:

@@ -11,9 +11,10 @@ from scipy import special
 import bflcore
 from bflcore import Average, Equal, Fixed, Map, OptionError, Variational
 from bflcore.engines.local import Local
+from bflcore.experiments.surveys import survey
 from bflcore.problem.label_prior import LABEL_COUNTS, label_counts, log_label_prior
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
-from bflcore.rounds import Recipe, begin, survey
+from bflcore.rounds import Recipe, begin
 from bflcore.testing.problems import difference, problem, separable
 
 STRENGTH = 3.0

@@ -16,8 +16,8 @@ from bflcore import BflError, ClientError, Map, Variational
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.local import Local
 from bflcore.errors import RoundError
+from bflcore.experiments.surveys import calibrate
 from bflcore.problem.calibration.conformal import Conformal
-from bflcore.rounds import calibrate
 from bflcore.testing import problems
 
 from .loopback import Loopback

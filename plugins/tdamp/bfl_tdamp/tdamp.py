@@ -26,6 +26,7 @@ from bflcore import (
 from bflcore.inference.gradient import batches, mean_loss, steps
 from bflcore.inference.memory import Memory, join_personal, local_result
 from bflcore.lazy import lazy
+from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.randomness import SERVER, stream
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ class Tdamp(LocalInference):
         """Raise an error unless message passing supports the problem.
 
         `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
-        them, `OptionError` unless a regression has one output per target, and for a likelihood
-        with offsets: messages do not pass through it.
+        them, `OptionError` for a likelihood other than `categorical` and `gaussian` or one with
+        offsets, and unless a regression has one output per target.
         """
         if problem.likelihood.counts_labels:
             raise OptionError(
@@ -144,6 +145,11 @@ class Tdamp(LocalInference):
             )
         last = problem.network.get_submodule(chain(problem)[-1])
         targets = problem.train.y.shape[-1]
+        if not isinstance(problem.likelihood, Categorical | GaussianNoise):
+            raise OptionError(
+                f"--likelihood: {problem.likelihood.name} has no messages in {self.name}; allowed: "
+                "categorical, gaussian"
+            )
         if problem.likelihood.task == "regression" and last.out_features != targets:
             raise OptionError(
                 f"inference tdamp: the model has {last.out_features} outputs for {targets} "
