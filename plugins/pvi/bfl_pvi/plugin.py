@@ -18,7 +18,7 @@ class PVI(Method):
 
     name = "pvi"
     reference = "Bui et al. 2018; Ashman et al. 2022, Algorithm 1 (synchronous)"
-    inference = VariationalSites(damping=0.2, prior_sigma=1.0, initial_sigma=0.1)
+    inference = VariationalSites(damping=0.2, lr=3e-3, prior_sigma=1.0, initial_sigma=0.1)
     aggregator = ProductOfChanges()
     weighting = Equal()
     hyper = Continual()
