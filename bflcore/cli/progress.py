@@ -61,7 +61,9 @@ def print_final(path: Path) -> None:
     run = read_run(path)
     if (path / FILE).is_file():
         print_table(rows_of(read_coefficients(path)))
-        click.echo("Coefficients in the units of the data, with 95 % credible intervals.")
+        held = sum(client["test"] for client in run.description["clients"])
+        text = f" {held} samples are held out (--test-fraction 0: none)." if held else ""
+        click.echo(f"Coefficients per unit of each column, with 95 % credible intervals.{text}")
     if rows := final_rows(run):
         print_table(rows)
         click.echo(f"{MEANING['mean']}\n{MEANING['pooled']}")

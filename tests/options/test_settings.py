@@ -32,8 +32,8 @@ def test_settings_out_of_bounds_are_refused(wrong):
         build(RunSettings, wrong, "--")
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_some_samples_train_and_some_are_held_out(fraction):
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_not_all_samples_are_held_out_for_testing(fraction):
     with pytest.raises(OptionError, match="--test-fraction"):
         build(DataSettings, {"test_fraction": fraction}, "--")
 

@@ -25,7 +25,7 @@ class GLM(Method):
 
     name = "glm"
     reference = "McCullagh & Nelder 1989; sites: Bui et al. 2018, Ashman et al. 2022"
-    inference = Laplace()
+    inference = Laplace(noise="estimated")
     aggregator = ProductOfChanges()
     hyper = Continual()
     model = Linear()

@@ -9,10 +9,12 @@ Parrilo 2015, eq. 1.4), and in the end the Laplace approximation of the pooled p
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bfl_glm.curvature import Expansion, expand, loss
 from bfl_glm.design import check_columns, is_linear
+from bfl_glm.noise import PRODUCTS, products, with_estimated_noise
 from bflcore import DenseGaussian, GaussianNoise, OptionError, component, option
 from bflcore.inference.memory import client_posterior, join_personal
 from bflcore.inference.normals import Noise
@@ -50,13 +52,32 @@ class DenseSites(SiteInference):
         "columns that are combinations of others: refused, or allowed (the prior decides)",
         choices=("refuse", "allow"),
     )
+    noise: str = option(
+        "likelihood",
+        "variance of Gaussian noise: the likelihood's, or estimated from the residuals of the "
+        "pooled least-squares fit (for linear models)",
+        choices=("likelihood", "estimated"),
+    )
     predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
 
     def check(self, problem: Problem) -> None:
         """Raise `OptionError` for too many parameters, or columns that determine each other."""
         check_size(problem.layout)
+        if self._estimates(problem) and not is_linear(problem):
+            raise OptionError(
+                "inference.noise: estimated is for models that are linear in their parameters; "
+                "choose --model linear, or -o inference.noise=likelihood"
+            )
         if self.collinear == "refuse" and is_linear(problem):
             check_columns(problem)
+
+    def survey(self, problem: Problem, cohort: Cohort) -> Mapping[str, Tensor]:
+        """Return the number of samples ``[K]`` and, to estimate noise, products ``[K, D, D]``."""
+        found = dict(super().survey(problem, cohort))
+        return found | {PRODUCTS: products(cohort)} if self._estimates(problem) else found
+
+    def _estimates(self, problem: Problem) -> bool:
+        return self.noise == "estimated" and isinstance(problem.likelihood, GaussianNoise)
 
     def prior(self, problem: Problem) -> DenseGaussian:
         """Return N(0, prior_sigma^2) ``[P]``."""
@@ -73,6 +94,7 @@ class DenseSites(SiteInference):
         """Return each client's posterior ``[K, P]``, and its mean loss where it was expanded."""
         assert isinstance(cavity, DenseGaussian), "the registry admits no other family"  # noqa: S101
         start = join_personal(problem, broadcast.start, cohort).mean
+        problem = with_estimated_noise(problem)
         found = []
         for row, size in enumerate(cohort.sizes):
             x, y = cohort.x[row, :size].double(), cohort.y[row, :size]
@@ -103,7 +125,8 @@ class DenseSites(SiteInference):
         shape = (len(whole.mean), self.predict_draws, problem.layout.total)
         noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
         draws = torch.stack([whole[row].sample(one) for row, one in enumerate(noise)])
-        return problem.likelihood.predictive(problem.outputs(draws, x))
+        likelihood = with_estimated_noise(problem).likelihood
+        return likelihood.predictive(problem.outputs(draws, x))
 
 
 @component

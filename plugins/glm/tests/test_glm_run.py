@@ -7,6 +7,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special, stats
+
+import bflcore
 
 QUICK = ("--client", "site", "--model", "linear", "--rounds", "2", "--quiet")
 
@@ -72,3 +75,70 @@ def test_a_run_of_another_model_has_no_coefficients(bfl, patients):
     status, _, err = bfl("coefficients", "run")
     assert status == 2
     assert "train one with --model linear" in err
+
+
+def pooled(n=150):
+    draw = np.random.default_rng(1)
+    age, sex = draw.normal(60, 12, n), draw.choice(["f", "m"], n)
+    sites = draw.choice(["a", "b", "c", "d"], n, p=[0.5, 0.3, 0.15, 0.05])
+    predictor = -2 + 0.03 * age + 0.5 * (sex == "m")
+    columns = {
+        "age": age,
+        "sex": sex,
+        "site": sites,
+        "cost": 100 + 20 * predictor + draw.normal(0, 7, n),
+        "ill": np.where(draw.random(n) < 1 / (1 + np.exp(-predictor)), "yes", "no"),
+        "visits": draw.poisson(np.exp(predictor)),
+    }
+    return columns, np.column_stack([np.ones(n), age, sex == "m"])
+
+
+def newton(design, slopes, weights):
+    """Return the maximum-likelihood coefficients, and the inverse of the Hessian there."""
+    w = np.zeros(design.shape[1])
+    for _ in range(50):
+        hessian = design.T @ (weights(design @ w)[:, None] * design)
+        w = w + np.linalg.solve(hessian, design.T @ slopes(design @ w))
+    return w, np.linalg.inv(design.T @ (weights(design @ w)[:, None] * design))
+
+
+def expected(columns, design, target):
+    """Return what a statistics package gives for the pooled table: coefficients and errors."""
+    if target == "cost":
+        y = columns["cost"]
+        w, residual = np.linalg.lstsq(design, y, rcond=None)[:2]
+        covariance = np.linalg.inv(design.T @ design) * residual[0] / (len(y) - 3)
+    elif target == "ill":
+        y = columns["ill"] == "yes"
+        p = special.expit
+        w, covariance = newton(design, lambda z: y - p(z), lambda z: p(z) * (1 - p(z)))
+    else:
+        y = columns["visits"]
+        w, covariance = newton(design, lambda z: y - np.exp(z), np.exp)
+    return w, np.sqrt(np.diag(covariance))
+
+
+@pytest.mark.parametrize(
+    ("target", "likelihood"), [("cost", "gaussian"), ("ill", "bernoulli"), ("visits", "poisson")]
+)
+def test_coefficients_and_intervals_are_those_of_the_pooled_table(tmp_path, target, likelihood):
+    columns, design = pooled()
+    others = {"cost", "ill", "visits"} - {target}
+    run = bflcore.run(
+        "glm",
+        data={name: values for name, values in columns.items() if name not in others},
+        target=target,
+        client="site",
+        likelihood=likelihood,
+        test_fraction=0.0,
+        out=tmp_path / "run",
+        options={"inference.prior_sigma": 1e5},
+    )
+    w, errors = expected(columns, design, target)
+    found = run.coefficients(0.95)
+    assert [one.feature for one in found] == ["(intercept)", "age", "sex=m"]
+    # A table is kept in single precision.
+    np.testing.assert_allclose([one.mean for one in found], w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose([one.sd for one in found], errors, rtol=1e-5)
+    reach = stats.norm.ppf(0.975) * errors
+    np.testing.assert_allclose([one.upper for one in found], w + reach, rtol=1e-5, atol=1e-6)
