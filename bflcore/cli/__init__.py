@@ -131,11 +131,24 @@ def main(arguments: list[str] | None = None) -> None:
         _refuse("there is not enough memory; use less data or a smaller model", debug)
     except OSError as error:
         if not error.filename:
-            _defect(error, debug)
+            _refuse(_defect(error), debug, status=1)
         _refuse(f"{str(error.filename)[:200]}: {error.strerror}; give another path", debug)
     except Exception as error:  # noqa: BLE001 - a defect, of ours or of a plugin: still one line
-        _defect(error, debug)
+        _refuse(_defect(error), debug, status=1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _defect(error: Exception) -> str:
+    """Say what was not expected, and whose defect it is."""
+    said = f"unexpected {described(error, None)}"
+    from bflcore.registry.loading import load_registry
+
+    if plugin := load_registry().blamed(error):
+        return (
+            f"plugin {plugin.name} {plugin.version} failed: {said}; report it to its authors (add "
+            "--debug for the traceback)"
+        )
+    return f"{said}; this is a defect: add --debug for the traceback, and report it"
 
 
 def _show(
@@ -153,11 +166,6 @@ def _show(
         (file or sys.stderr).write(
             warnings.formatwarning(message, category, filename, lineno, line)
         )
-
-
-def _defect(error: Exception, debug: bool) -> None:
-    step = "this is a defect: add --debug for the traceback, and report it"
-    _refuse(f"unexpected {described(error, None)}; {step}", debug, status=1)
 
 
 def _refuse(message: str, debug: bool, status: int = 2) -> None:

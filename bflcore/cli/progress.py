@@ -52,11 +52,16 @@ def print_header(prepared: Prepared, path: Path) -> None:
 
 
 def print_final(path: Path) -> None:
-    """Print a finished run's final metrics."""
+    """Print a finished run's final metrics, and a linear predictor's coefficients."""
+    from bflcore.experiments.coefficients import FILE, read_coefficients
+    from bflcore.report.coefficients import rows_of
     from bflcore.report.reading import read_run
     from bflcore.report.table import MEANING, final_rows, print_table
 
     run = read_run(path)
+    if (path / FILE).is_file():
+        print_table(rows_of(read_coefficients(path)))
+        click.echo("Coefficients in the units of the data, with 95 % credible intervals.")
     if rows := final_rows(run):
         print_table(rows)
         click.echo(f"{MEANING['mean']}\n{MEANING['pooled']}")

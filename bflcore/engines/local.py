@@ -15,6 +15,8 @@ from bflcore.errors import ClientError
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from bflcore.engines.base import (
@@ -118,6 +120,10 @@ class LocalSession(Session):
     pool: Pool
     chunk: int
     memories: Memories
+
+    def use_folder(self, folder: Path) -> None:
+        """Store memories that do not fit into RAM in `folder`."""
+        self.memories.use_folder(folder)
 
     def restore(self, memories: Mapping[int, Memory]) -> None:
         """Store memories of an earlier session."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
-from bflcore.engines.screening import screen_evaluations
+from bflcore.engines.screening import screen_evaluations, screen_personalised
 from bflcore.engines.trust import FEWEST
 from bflcore.errors import OptionError, RoundError, RunError, RunWarning
 from bflcore.experiments.coefficients import FILE as COEFFICIENTS
@@ -20,6 +20,7 @@ from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
 from bflcore.experiments.stability import Stability, extremes
 from bflcore.experiments.surveys import calibrate, survey
+from bflcore.files import writing
 from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
@@ -50,7 +51,8 @@ def execute(
     each round with its number, its training loss, and the record of its evaluation if there was
     one; pre-training is round 0. `session` holds clients that are already running; by default the
     experiment's engine starts them. Raises `RunError` when too few clients gave a valid
-    result, when the checkpoint cannot be read or written, or when the directory is removed.
+    result, when the checkpoint cannot be read, or when the directory is removed; `WriteError` when
+    a file cannot be written.
     """
     try:
         with directory.lock(), directory.checkpoints as checkpoints:
@@ -84,6 +86,7 @@ class Run:
         ids = [client.id for client in prepared.description.clients]
         self.records = Records(parts.method, ids)
         self._warned = False
+        self.reported: dict[int, int] = {}  # client -> number of samples; never sent to clients
         self.broadcast = begin(self.recipe, self.problem)
 
     def execute(self, given: Session | None = None) -> Record:
@@ -97,6 +100,7 @@ class Run:
                     f"--calibration-fraction: engine {engine.name} does not calibrate; leave it "
                     "out, or use --engine local"
                 )
+            clients.use_folder(self.directory.memories)
             clients.restore(memories or {})
             session = simulate_faults(clients, run.seed, run.drop_out, run.corrupt)
             if memories is None:
@@ -125,14 +129,17 @@ class Run:
         saved = self.checkpoints.read_sound(type(self.broadcast.start), self.problem.device)
         reached = saved.broadcast.round if saved else -1
         records = self.directory.rewind(reached)
-        for logger in self.experiment.loggers:
-            logger.rewind(self.directory.path, reached)
+        with writing(self.directory.path):
+            for logger in self.experiment.loggers:
+                logger.rewind(self.directory.path, reached)
         if saved is None:
             return None
         self._check(saved, records)
         self.problem = self.problem.surveyed(saved.broadcast.survey)
         self.broadcast = begin(self.recipe, self.problem).followed_by(saved.broadcast)
         self.records.restore(saved.state, records)
+        reported = saved.state.get("reported", {})
+        self.reported = {int(client): count for client, count in reported.items()}
         return saved.memories
 
     def _check(self, saved: Checkpoint, records: list[Record]) -> None:
@@ -156,14 +163,14 @@ class Run:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        limits = run.due(len(clients)), run.block, run.trust
+        limits = run.due(len(clients)), run.block, run.trust, self.reported
         try:
             done = run_round(self.recipe, session, self.broadcast, clients, *limits)
         except RoundError as error:
             if not (grown := self.stability.growth(self.broadcast.start)):
                 raise
             raise RoundError(f"{error}; {grown} by round {number - 1}") from error
-        self.broadcast = done.broadcast
+        self.broadcast, self.reported = done.broadcast, dict(done.reported)
         self.records.add_round(number, done)
         self._warn_of_weight(number, done)
         found = extremes(self.broadcast.start)
@@ -173,9 +180,8 @@ class Run:
         if last and self.problem.calibrators:
             self._calibrate(session)
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
-            server = {f"aggregator.{name}": value for name, value in done.report.items()}
-            server |= {f"posterior.{name}": value for name, value in found.items()}
-            record = self._evaluate(session, number, done.loss, server)
+            measured = {f"posterior.{name}": value for name, value in found.items()}
+            record = self._evaluate(session, number, done.loss, {**done.report, **measured})
         if last:
             self._keep_models(session)
             self._keep_coefficients()
@@ -198,6 +204,7 @@ class Run:
         """Ask the clients for sums over their data, and begin with what they answered."""
         found = survey(self.recipe.inference, self.problem, session, self._due())
         self.records.add_answers(0, found)
+        self.reported = dict(found.reported)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
 
@@ -235,8 +242,9 @@ class Run:
             number, loss, server, replies, self.problem.novel, part
         )
         self.directory.append(record)
-        for logger in self.experiment.loggers:
-            logger.log(self.directory.path, record)
+        with writing(self.directory.path):
+            for logger in self.experiment.loggers:
+                logger.log(self.directory.path, record)
         self.directory.write_json("evaluation.json", self.records.evaluation)
         return record
 
@@ -244,7 +252,7 @@ class Run:
         """Store the models with which the clients predict at the end."""
         clock = time.perf_counter()
         everyone = (*self.problem.clients, *self.problem.novel)
-        replies = session.personalise(self.broadcast, everyone)
+        replies = screen_personalised(session.personalise(self.broadcast, everyone), everyone)
         self.directory.models.write(self.broadcast.round, replies)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
 
@@ -257,7 +265,8 @@ class Run:
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics
         written = [metrics] if metrics.exists() else []
-        self.checkpoints.write(self.broadcast, session.memories, self.records.state(), written)
+        state = {**self.records.state(), "reported": {str(c): n for c, n in self.reported.items()}}
+        self.checkpoints.write(self.broadcast, session.memories, state, written)
 
 
 def evaluation_sample(problem: Problem, count: int) -> tuple[int, ...]:
