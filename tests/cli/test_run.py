@@ -367,3 +367,50 @@ def test_the_help_shows_the_default_of_every_flag(bfl):
     assert "--rounds VALUE number of rounds of federated training [at least 1; default: 100]" in (
         " ".join(text.split())
     )
+
+
+LONG = "x" * 300
+REFUSED = {
+    "rounds without end": ("--rounds", "1e30"),
+    "too many rounds": ("--rounds", "9" * 12),
+    "a seed beyond 64 bits": ("--seed", "9" * 30),
+    "too many workers": ("--workers", "10000"),
+    "an endless time limit": ("--client-timeout", "inf"),
+    "a device without values": ("--device", "meta"),
+    "a network that is too large": ("-o", "model.hidden=1000000000"),
+    "a long data set": ("--data", LONG),
+    "a long file": ("--data", f"{LONG}.npz"),
+    "a long folder": ("--data-dir", LONG, "--data", "digits"),
+    "a long model": ("--model", f"{LONG}.py:net"),
+    "a long run directory": ("--out", LONG),
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(bfl, tmp_path, flags):
+    before = {*tmp_path.rglob("*")}
+    words = ("--data", "synthetic", "--out", "out", "--rounds", "1")
+    status, out, error = bfl("run", "fedavg", *words, *flags)
+    assert (status, out, error.count("\n")) == (2, "", 1), error
+    assert "defect" not in error
+    assert {*tmp_path.rglob("*")} == before
+
+
+LABELS = {"largest": 2**64 - 1, "one that wraps to -100": 2**64 - 100, "2**63": 2**63}
+
+
+@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+def test_labels_beyond_64_bits_are_refused_and_do_not_wrap(bfl, tmp_path, label):
+    y = (np.arange(40) % 2).astype(np.uint64)
+    y[7] = label
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 3), np.float32), y=y)
+    status, _, error = bfl("run", "fedavg", "--data", "a.npz", "--rounds", "1", "--out", "out")
+    assert (status, error.count("\n")) == (2, 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sample_of_evaluated_clients_is_announced(bfl):
+    flags = ("--data", "synthetic", "--clients", "5", "--rounds", "1", "--workers", "1")
+    _, _, error = bfl("run", "fedavg", *flags, "--eval-clients", "2", "--out", "a")
+    assert "evaluated on a sample of 2 of 5 clients until the last" in error
+    assert "sample of" not in bfl("run", "fedavg", *flags, "--out", "b")[2]

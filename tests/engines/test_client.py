@@ -16,6 +16,7 @@ from bflcore import (
     Predictive,
 )
 from bflcore.engines.local import Local
+from bflcore.errors import ClientError
 from bflcore.experiments.surveys import calibrate
 from bflcore.problem import metrics
 from bflcore.problem.base import Shares
@@ -258,6 +259,10 @@ def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else(
         assert metrics.metrics_of(compared.ood)["auroc"] == pytest.approx(exact, abs=0.1)
 
 
+def fail_as(client):
+    raise ClientError(client, "survey", "it is the others' fault")
+
+
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
@@ -267,6 +272,7 @@ def test_foreign_samples_are_compared_in_the_last_round_and_change_nothing_else(
         (lambda r: attrs.evolve(r, clients=([3],)), r"returned clients \(\[3\],\) for"),
         (lambda r: attrs.evolve(r, memory={"m": [1.0]}), "memory whose m is list; return a torch"),
         (lambda _: sys.exit(0), "SystemExit: 0"),
+        (lambda _: fail_as(0), "client 1 failed in fit: it is the others' fault"),
         (lambda r: attrs.evolve(r, statistics={"s": torch.ones(1, requires_grad=True)}), "grad"),
     ],
 )

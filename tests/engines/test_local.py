@@ -131,6 +131,7 @@ def one_round(engine, how, clients=(0, 1, 2), min_clients=1):
         (Local(workers=1, chunk=3), "raise", "ValueError: no power today"),
         (Local(workers=1), "nan", "loss is nan"),
         (Local(workers=2), "exit", r"its worker process died \(exit code 7\)"),
+        (Local(workers=1, client_timeout=99), "exit", r"its worker process died \(exit code 7\)"),
     ],
 )
 def test_a_client_that_fails_is_dropped_with_its_reason_and_the_round_goes_on(engine, how, reason):

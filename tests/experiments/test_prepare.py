@@ -374,3 +374,17 @@ def test_foreign_samples_that_are_the_data_themselves_or_unknown_are_refused():
         beside("digits", "digits")
     with pytest.raises(OptionError, match="nonsense"):
         beside("digits", "nonsense")
+
+
+@pytest.mark.parametrize("hidden", [(10**9,), (10**9, 10**9), (10**18,)])
+def test_a_network_that_does_not_fit_in_memory_is_refused_before_it_is_built(hidden):
+    flags = {"data": {"data": "digits"}, "model": {"name": "mlp", "hidden": hidden}}
+    with pytest.raises(OptionError, match="^model mlp: .*; choose a smaller network") as failure:
+        prepare(resolve(load_registry(), "fedavg", {}, flags))
+    assert "\n" not in str(failure.value)
+
+
+def test_a_device_that_holds_no_values_is_refused():
+    flags = {"data": {"data": "digits"}, "device": "meta"}
+    with pytest.raises(OptionError, match="--device: 'meta' is not available here; allowed: cpu"):
+        prepare(resolve(load_registry(), "fedavg", {}, flags))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
+from collections import Counter
 
+import attrs
 import numpy as np
 import pytest
 
 from bflcore import Average
 from bflcore.data import Partition
 from bflcore.engines.local import LocalSession
-from bflcore.errors import OptionError, RoundError, RunWarning
+from bflcore.errors import OptionError, RoundError, RunError, RunWarning
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
-from bflcore.experiments.run import execute
+from bflcore.experiments.run import evaluation_sample, execute
 from bflcore.options import options_of
+from bflcore.options.settings import RunSettings
 from bflcore.registry.loading import load_registry
 from bflcore.testing.problems import Replies
 
@@ -188,3 +193,108 @@ def test_a_client_with_nearly_all_the_weight_is_named_once(tmp_path, rows, warns
     said = [str(one.message) for one in caught if one.category is RunWarning]
     assert len(said) == warns
     assert all("client 0 holds 8" in text for text in said)
+
+
+def sampled(tmp_path, name, **more):
+    """Return the records, the last evaluation and the clients that each evaluation asked."""
+    data = {"data": "synthetic", "partition": "natural", "clients": 8, "novel_clients": 2}
+    flags = {
+        "rounds": 4,
+        "eval_every": 2,
+        "seed": 5,
+        "data": data,
+        "dataset": {"owners": 8, "samples": 10, "features": 4, "classes": 2},
+        "model": {"name": "mlp", "hidden": (3,)},
+        "inference": {"local_epochs": 1},
+        "engine": {"workers": 1},
+    }
+    prepared = prepare(resolve(load_registry(), "fedavg", {}, flags | more))
+    directory = RunDirectory.create(tmp_path / name, prepared, load_registry())
+    asked, evaluate = [], LocalSession.evaluate
+
+    def noted(self, broadcast, clients):
+        asked.append(clients)
+        return evaluate(self, broadcast, clients)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalSession, "evaluate", noted)
+        summary = execute(prepared, directory)
+    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    return lines, json.loads((tmp_path / name / "evaluation.json").read_text()), summary, asked
+
+
+def test_all_evaluations_but_the_last_cover_the_same_sample_of_clients(tmp_path):
+    lines, evaluation, summary, asked = sampled(tmp_path, "few", eval_clients=3, rounds=6)
+    assert [len(clients) for clients in asked] == [5, 5, 8]  # 3 that train and both novel ones
+    assert asked[0] == asked[1]
+    assert list(asked[0]) == sorted(asked[0])
+    assert asked[0][3:] == (6, 7)
+    assert [line["clients"] for line in lines] == [{"evaluated": n, "all": 8} for n in (5, 5, 8)]
+    assert [entry["client"] for entry in evaluation["personal"]["clients"]] == [*range(6)]
+    chosen = [e for e in evaluation["personal"]["clients"] if e["client"] in asked[0]]
+    mean = sum(entry["accuracy"] for entry in chosen) / len(chosen)
+    assert lines[-1]["sample.personal.accuracy"]["mean"] == pytest.approx(mean)
+    assert not any(name.startswith("sample.") for name in lines[0])
+    assert summary["best"]["chosen"].endswith("of the clients evaluated in all rounds")
+    again = sampled(tmp_path, "again", eval_clients=3, rounds=6)
+    assert again[3] == asked
+    assert [line["personal.nll"] for line in again[0]] == [line["personal.nll"] for line in lines]
+
+
+def test_a_sample_of_evaluated_clients_changes_nothing_that_is_learnt(tmp_path):
+    few, everybody = (sampled(tmp_path, str(n), eval_clients=n) for n in (2, 0))
+    assert {len(clients) for clients in everybody[3]} == {8}
+    apart = {name for name in few[0][-1] if name.startswith("sample.")} | {"seconds", "digest"}
+    assert len(apart) > 3
+    last = {name: value for name, value in few[0][-1].items() if name not in apart}
+    assert last == {name: everybody[0][-1][name] for name in last}
+    assert few[1]["personal"] == everybody[1]["personal"]
+
+
+def test_the_seed_decides_who_is_evaluated(tmp_path):
+    problem = prepare(resolve(load_registry(), "fedavg", {}, {"data": {"data": "digits"}})).problem
+    drawn = {evaluation_sample(attrs.evolve(problem, seed=seed), 4) for seed in range(20)}
+    assert len(drawn) > 10
+    assert evaluation_sample(problem, 0) == evaluation_sample(problem, 10) == problem.clients
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "due"),
+    [
+        ({}, 10, 2),
+        ({}, 1, 1),
+        ({"min_clients": 1}, 10, 1),
+        ({"min_clients": 0}, 10, 0),
+        ({"drop_out": 0.5}, 3, 0),
+        ({"corrupt": 0.5}, 3, 0),
+        ({"drop_out": 0.5, "min_clients": 3}, 3, 3),
+    ],
+)
+def test_one_result_stands_for_all_only_where_nobody_else_was_asked(given, asked, due):
+    assert RunSettings(**given).due(asked) == due
+
+
+def test_a_run_whose_simulated_faults_leave_rounds_empty_ends_as_others_do(tmp_path):
+    flags = {"drop_out": 0.7, "eval_clients": 0, "rounds": 12, "eval_every": 12}
+    *_, summary, _ = sampled(tmp_path, "run", cohort=3, **flags)
+    lost = Counter(entry["round"] for entry in summary["dropped"])
+    assert 3 in lost.values()
+    assert summary["rounds"] == 12
+
+
+def test_a_cohort_of_one_needs_one_result(tmp_path):
+    assert sampled(tmp_path, "run", cohort=1)[2]["rounds"] == 4
+
+
+def test_a_run_whose_folder_is_removed_says_so_in_one_line(tmp_path):
+    def removed(number, *_):
+        if number == 2:
+            shutil.rmtree(tmp_path / "run")
+
+    data = {"data": "synthetic", "clients": 3}
+    flags = {"rounds": 5, "eval_every": 1, "data": data, "engine": {"workers": 1}}
+    prepared = prepare(resolve(load_registry(), "fedavg", {}, flags))
+    directory = RunDirectory.create(tmp_path / "run", prepared, load_registry())
+    with pytest.raises(RunError, match="run: the run directory was removed while the run was wri"):
+        execute(prepared, directory, removed)
+    assert not (tmp_path / "run").exists()
