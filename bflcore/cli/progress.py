@@ -41,6 +41,11 @@ def print_header(prepared: Prepared, path: Path) -> None:
     rounds = experiment.run.rounds
     where = experiment.engine.workplace(problem, experiment.inference)
     notes = [f"{rounds} round{'s' if rounds > 1 else ''}", where]
+    sampled, everybody = experiment.run.eval_clients, max(len(problem.clients), len(problem.novel))
+    if sampled and sampled < everybody:
+        notes.append(
+            f"evaluated on a sample of {sampled:,} of {len(known):,} clients until the last"
+        )
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)

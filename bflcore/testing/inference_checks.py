@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 import attrs
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from bflcore.errors import OptionError
 from bflcore.inference.base import LocalInference
 from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.posteriors import DenseGaussian, Gaussian
 from bflcore.problem.base import Problem
-from bflcore.problem.likelihoods import GaussianNoise
+from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.testing import honesty_checks, problems
+from bflcore.testing.evidence_checks import evidence_is_conserved
 from bflcore.testing.honesty_checks import predicted
 
 __all__ = ["checks_of"]
@@ -35,9 +38,13 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     yield from (a_cohort_is_its_clients_alone, padding_is_never_read, order_is_irrelevant)
     yield from (no_data_gives_the_prior_back, loss_falls, memory_survives_storage)
     yield from (predictions_are_probabilities, novel_clients_can_predict)
+    if "pools-samples" not in part.tags:  # what a pool trains with is not one client's
+        yield a_clients_offset_is_part_of_its_network
     yield from honesty_checks.checks_of(part)
     if "exact-conjugate" in part.tags:
         yield is_exact_on_the_conjugate_problem
+    if "conserves-evidence" in part.tags:
+        yield evidence_is_conserved
 
 
 def inputs_stay_untouched(part: Part) -> None:
@@ -277,6 +284,39 @@ def novel_clients_can_predict(part: Part) -> None:
     inference, of, broadcast, cohort = _case(part, sharing="body")
     own = inference.personalise(of, broadcast, attrs.evolve(cohort, novel=True))
     _check(predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own)))
+
+
+def a_clients_offset_is_part_of_its_network(part: Part) -> None:
+    """An offset of one client's outputs does what the same numbers inside its network do.
+
+    Whoever runs the network without `Problem.forward` must call `Problem.shifted`; an inference
+    that cannot raises `OptionError` in `check`.
+    """
+    inference, likelihood = problems.build(part), Categorical(label_prior=2.0)
+    of = problems.separable(sharing="body", likelihood=likelihood)
+    of = problems.surveyed(inference, of)
+    try:
+        inference.check(of)
+    except OptionError:
+        return
+    cohort = problems.cohort(of, inference, [1])
+    bound = of.for_client(cohort, predicting=True)
+    numbers, inside = torch.as_tensor(bound.offset), deepcopy(of.network)
+    inside.register_forward_hook(lambda _module, _inputs, outputs: outputs + numbers)
+    broadcast = problems.first_broadcast(inference, of)
+
+    def work(of: Problem) -> object:
+        result = inference.fit(of, broadcast, cohort)
+        after = attrs.evolve(cohort, memory=result.memory)
+        own = attrs.evolve(after, memory=inference.personalise(of, broadcast, after))
+        return {"fit": result, "predict": {"draws": predicted(inference, of, broadcast, own)}}
+
+    problems.assert_same(
+        work(bound),
+        work(attrs.evolve(of, network=inside, likelihood=Categorical())),
+        "with an offset, compared with a network that adds it (use Problem.forward, or shifted)",
+        1e-7,
+    )
 
 
 def is_exact_on_the_conjugate_problem(part: Part) -> None:

@@ -26,7 +26,8 @@ from bflcore import (
 )
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.local import Local
-from bflcore.rounds import Recipe, begin, run_round, survey
+from bflcore.experiments.surveys import survey
+from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.problems import normal
 
 from .pooled import SIZES, condition, counts, design, gaussian_posterior, logistic, newton
