@@ -365,6 +365,19 @@ class ProductOfChanges(CoordinatewiseAggregator):
     weighs = False
     ignores_weights_because = "every client's change counts in full"
 
+    def add(self, state: State, posteriors: Posterior, weights: Tensor) -> State:
+        """Add clients to the sums; those with matrices one by one and in place."""
+        if not state.prior.matrices:
+            return super().add(state, posteriors, weights)
+        tensors, before = dict(state.tensors), _natural(state.prior, CERTAIN_PRIOR)
+        for row in range(len(weights)):
+            for name, after in _natural(posteriors[row], CERTAIN).items():
+                change = after - before[name]
+                tensors[name] = tensors[name].add_(change) if name in tensors else change
+        if not all(bool(tensor.sum().isfinite()) for tensor in tensors.values()):
+            check_posteriors(posteriors)
+        return State(state.prior, tensors)
+
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Sum eta_k - eta_0 ``[P]``, by natural parameter."""
         before = _natural(prior, CERTAIN_PRIOR)
