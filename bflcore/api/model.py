@@ -130,7 +130,7 @@ class ClientModel:
         server = {f"broadcast.{name}": t for name, t in self.broadcast.pack().items()}
         own = {f"memory.{name}": t for name, t in self.memory.items()}
         sums = {f"{CALIBRATION}{name}": t for name, t in self.calibration.items()}
-        models.write_tensors(Path(path), server | own | sums, header)
+        models.save_tensors(Path(path), server | own | sums, header)
         return Path(path)
 
     def export(self, path: Path | str, draws: int | None = None) -> str:

@@ -349,9 +349,9 @@ def _blame(
     client: int, stage: Stage, error: BaseException, inference: LocalInference
 ) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
-    if isinstance(error, ClientError):
-        return error
     trace = "".join(traceback.format_exception(error))
+    if isinstance(error, ClientError):  # whatever client it names
+        return ClientError(client, stage, error.reason, error.trace or trace)
     if isinstance(error, BflError):
         return ClientError(client, stage, str(error), trace)
     return ClientError(client, stage, described(error, inference), trace)

@@ -40,7 +40,10 @@ class LocalInference(Component, abc.ABC):
     known_tags = MappingProxyType(
         {
             "exact-conjugate": "`fit` returns the exact posterior of linear regression with known "
-            "noise if each sample depends on one parameter (checked)",
+            "noise, for a family without correlations if each sample depends on one parameter "
+            "(checked)",
+            "conserves-evidence": "the posterior is the first prior times the sites that clients "
+            "keep, whatever replies are lost or refused and whenever the run is killed (checked)",
             "pools-samples": "`fit` reads the samples of all clients, which only a simulation can "
             "give it (declared)",
         }

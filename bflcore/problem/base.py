@@ -82,12 +82,12 @@ class Problem:
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples; `indicators` ``[F]`` are the features of a table that are
-    0 or 1. `calibrators` are fitted to the `calibration` samples after the last round. `foreign`
-    ``[N, ...]`` are samples unlike those of any client, as the network would get them without
-    scaling: no client trains on them, and in the last round each says how well its model tells them
-    from its test samples. `offset` ``[C]`` is added to the outputs of every network: a problem with
-    an offset is that of one client (see `for_client`).
+    set, it scales every client's samples. `features` ``[F]`` names those of a table, `indicators`
+    ``[F]`` says which of them are 0 or 1. `calibrators` are fitted to the `calibration` samples
+    after the last round. `foreign` ``[N, ...]`` are samples unlike those of any client, as the
+    network would get them without scaling: no client trains on them, and in the last round each
+    says how well its model tells them from its test samples. `offset` ``[C]`` is added to the
+    outputs of every network: a problem with an offset is that of one client (see `for_client`).
     """
 
     network: nn.Module
@@ -106,6 +106,7 @@ class Problem:
     calibration: Shares | None = None
     calibrators: tuple[Calibrator, ...] = ()
     indicators: Tensor | None = None
+    features: tuple[str, ...] = ()
     foreign: Tensor | None = None
     offset: Tensor | None = None
 
@@ -159,6 +160,7 @@ class Problem:
             validation=shares(*train, partition.validation) if partition.validation else None,
             calibration=shares(*train, partition.calibration) if partition.calibration else None,
             indicators=torch.tensor(schema.indicators, device=device) if schema else None,
+            features=schema.features if schema else (),
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:

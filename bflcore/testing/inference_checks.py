@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from bflcore.errors import OptionError
 from bflcore.inference.base import LocalInference
 from bflcore.messages import Broadcast, Cohort, LocalResult
-from bflcore.posteriors import Gaussian
+from bflcore.posteriors import DenseGaussian, Gaussian
 from bflcore.problem.base import Problem
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.testing import honesty_checks, problems
+from bflcore.testing.evidence_checks import evidence_is_conserved
 from bflcore.testing.honesty_checks import predicted
 
 __all__ = ["checks_of"]
@@ -24,6 +25,8 @@ __all__ = ["checks_of"]
 Part = type[LocalInference]
 
 ROUNDS = 8
+# Makes columns of which the third is nearly the sum of the others: condition number above 100.
+CORRELATED = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.02]]).double()
 
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
@@ -40,6 +43,8 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     yield from honesty_checks.checks_of(part)
     if "exact-conjugate" in part.tags:
         yield is_exact_on_the_conjugate_problem
+    if "conserves-evidence" in part.tags:
+        yield evidence_is_conserved
 
 
 def inputs_stay_untouched(part: Part) -> None:
@@ -317,23 +322,28 @@ def a_clients_offset_is_part_of_its_network(part: Part) -> None:
 def is_exact_on_the_conjugate_problem(part: Part) -> None:
     """The posterior of a linear regression with known noise is Bayes' own.
 
-    Each sample sees one parameter, so that a product over parameters is exact.
+    For the family dense-gaussian the columns of the design, and the prior, are correlated; else
+    each sample sees one parameter, so that a product over parameters is exact.
     """
-    noise, seen = 0.5, torch.eye(3, dtype=torch.float64).repeat(4, 1)
-    x = seen * torch.randn(12, 1, generator=problems.generator(3), dtype=torch.float64)
-    y = torch.randn(12, 1, generator=problems.generator(4), dtype=torch.float64)
+    dense, noise = part.family == DenseGaussian.name, 0.5
+    x, y = problems.normal(12, 3, seed=3), problems.normal(12, 1, seed=4)
+    x = x @ CORRELATED if dense else x * torch.eye(3, dtype=torch.float64).repeat(4, 1)
     network = nn.Sequential(nn.Linear(3, 1, bias=False))
-    of = problems.separable((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
-                       data=(x, y))  # fmt: skip
-    inference = part()
-    prior = Gaussian(torch.full((3,), 0.3).double(), torch.tensor([0.5, 1.0, 2.0]).double())
-    broadcast = Broadcast(0, prior, prior)
-    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
-    precision = 1 / prior.variance + x.square().sum(0) / noise
-    mean = (prior.mean / prior.variance + (x * y).sum(0) / noise) / precision
-    problems.assert_same(
-        found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5
+    likelihood = GaussianNoise(noise_variance=noise)
+    of = problems.separable((12,), network=network, likelihood=likelihood, data=(x, y))
+    before, mean = torch.diag(torch.tensor([2.0, 1.0, 0.5]).double()), problems.normal(3, seed=5)
+    before = before + 0.3 if dense else before
+    after = before + x.T @ x / noise
+    expected = torch.linalg.solve(after, before @ mean + (x.T @ y)[:, 0] / noise)
+    prior, due = (
+        DenseGaussian(m, precision) if dense else Gaussian(m, precision.diagonal().reciprocal())
+        for m, precision in ((mean, before), (expected, after))
     )
+    inference = part()
+    cohort = problems.cohort(of, inference)
+    found = inference.fit(of, Broadcast(0, prior, prior), cohort).posterior
+    tolerance = 1e-9 if dense else 1e-5
+    problems.assert_same(found[0], due, "against Bayes' rule", tolerance)
 
 
 def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Broadcast, Cohort]:

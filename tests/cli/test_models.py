@@ -111,7 +111,8 @@ def test_a_failed_write_leaves_the_old_table(bfl, hospitals, tmp_path, monkeypat
     words = ("predict", "run", "new.npz", "--client", "7", "--out", "p.csv")
     status, _, error = bfl(*words)
     assert status == 2
-    assert error.startswith("error: --out: p.csv cannot be written (No space left on device)")
+    assert error.startswith("error: --out: p.csv cannot be written (No space left on device, ")
+    assert "MiB are free); free disk space" in error
     assert (tmp_path / "p.csv").read_text() == "old"
     assert not list(tmp_path.glob(".p*"))
 

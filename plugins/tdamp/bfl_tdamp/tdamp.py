@@ -136,8 +136,8 @@ class Tdamp(LocalInference):
         """Raise an error unless message passing supports the problem.
 
         `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
-        them, `OptionError` for a likelihood other than `categorical` and `gaussian` or one with
-        offsets, and unless a regression has one output per target.
+        them, `OptionError` unless a regression has one output per target, for a likelihood other
+        than `categorical` and `gaussian`, and for one with offsets: messages do not pass it.
         """
         if problem.likelihood.counts_labels:
             raise OptionError(
