@@ -57,6 +57,28 @@ def test_the_label_prior_is_worth_more_than_what_the_server_knows_without_it(tmp
     assert float(absent.max()) < 0.02
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_resumed_run_keeps_the_label_prior_to_the_bit(tmp_path):
+    class StoppedError(Exception):
+        pass
+
+    def stop(number, loss, record):
+        if number == 2:
+            raise StoppedError
+
+    data = split_by_label(tmp_path)
+    flags = {"data": data, "partition": "natural", "rounds": 4, "workers": 1, "model": "mlp"}
+    whole = bflcore.run("bfl-best", out=tmp_path / "whole", options=FAST, **flags)
+    with pytest.raises(StoppedError):
+        bflcore.run("bfl-best", out=tmp_path / "half", options=FAST, progress=stop, **flags)
+    resumed = bflcore.resume(tmp_path / "half")
+    x = np.ones((3, 8), np.float32)
+    for client in whole.clients:
+        found, expected = (run.client(client).predict(x) for run in (resumed, whole))
+        assert found.probabilities.equal(expected.probabilities)
+    assert resumed.summary["final"] == whole.summary["final"]
+
+
 def test_a_regression_is_refused_in_one_line():
     with pytest.raises(OptionError, match="categorical is for classification, but boston is a"):
         bflcore.run("bfl-best", data="boston", rounds=1)
