@@ -17,8 +17,8 @@ alpha = lr (h_0 + delta).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -39,23 +39,14 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["Ivon", "train"]
+__all__ = ["Ivon", "NewtonInference", "train"]
 
 
 @component
-class Ivon(VariationalInference):
-    """Fit a mean-field Gaussian by the improved variational online Newton method.
+class NewtonInference(VariationalInference):
+    """Base of inferences that fit a mean-field Gaussian by IVON; subclasses define `fit`."""
 
-    Minimises E_q[-log p(y | x, w)] per sample + kl_weight/n * KL(q || prior), as `variational`
-    does, with one gradient with respect to w per step.
-    """
-
-    name = "ivon"
-    reference = (
-        "Shen et al. 2024 (IVON), Algorithm 1; prior: Pal et al. 2025 (FedIvon); predictions: "
-        "Jamoussi et al. 2025, cost-free personalisation"
-    )
-    hides = ("optimiser", "estimator")
+    hides: ClassVar[tuple[str, ...]] = ("optimiser", "estimator")
 
     lr: float = option(
         0.1, "learning rate, relative to 1/variance of the first posterior (alpha)", above=0
@@ -71,6 +62,22 @@ class Ivon(VariationalInference):
         "each step)",
         at_least=1,
     )
+
+
+@component
+class Ivon(NewtonInference):
+    """Fit a mean-field Gaussian by the improved variational online Newton method.
+
+    Minimises E_q[-log p(y | x, w)] per sample + kl_weight/n * KL(q || prior), as `variational`
+    does, with one gradient with respect to w per step.
+    """
+
+    name = "ivon"
+    reference = (
+        "Shen et al. 2024 (IVON), Algorithm 1; prior: Pal et al. 2025 (FedIvon); predictions: "
+        "Jamoussi et al. 2025, cost-free personalisation"
+    )
+
     own_share: float = option(
         0.0,
         "share of the client's own posterior in that with which it predicts (0 = the server's, "
@@ -93,7 +100,7 @@ class Ivon(VariationalInference):
 
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Train every client's Gaussian from the broadcast."""
-        return train(self, problem, broadcast, cohort)
+        return self._train(problem, broadcast, cohort)
 
     def personalise(
         self, problem: Problem, broadcast: Broadcast, cohort: Cohort
@@ -106,7 +113,7 @@ class Ivon(VariationalInference):
         memory = dict(cohort.memory)
         if cohort.novel and (self.own_share or problem.layout.personal_total):
             trainable: Trainable = "all" if self.own_share else "personal"
-            memory = dict(train(self, problem, broadcast, cohort, trainable).memory)
+            memory = dict(self._train(problem, broadcast, cohort, trainable).memory)
         if not self.own_share:
             return memory
         cohort = attrs.evolve(cohort, memory=memory)
@@ -116,20 +123,41 @@ class Ivon(VariationalInference):
         mixed = barycentre(server, own, self.own_share, self.geometry)
         return {**memory, **mixed.pack("own.")}
 
+    def _train(
+        self,
+        problem: Problem,
+        broadcast: Broadcast,
+        cohort: Cohort,
+        trainable: Trainable = "all",
+    ) -> LocalResult:
+        start = _gaussian(join_personal(problem, broadcast.start, cohort))
+        prior = prior_of_cohort(self, problem, broadcast, cohort).natural()
+        samples = [size / self.kl_weight for size in cohort.sizes]
+        fitted, loss = train(self, problem, cohort, start, prior, samples, trainable)
+        result = gaussian_result(self, problem, cohort, fitted, loss)
+        if not self.own_share:
+            return result
+        return attrs.evolve(result, memory=keep_own(result.memory, fitted))
+
 
 def train(
-    inference: Ivon,
+    inference: NewtonInference,
     problem: Problem,
-    broadcast: Broadcast,
     cohort: Cohort,
+    start: Gaussian,
+    prior: Mapping[str, Tensor],
+    samples: Sequence[float],
     trainable: Trainable = "all",
-) -> LocalResult:
-    """Fit every client's Gaussian ``[K, P]``; only the `trainable` parameters change."""
-    start = _gaussian(join_personal(problem, broadcast.start, cohort))
+) -> tuple[Gaussian, Tensor]:
+    """Return every client's Gaussian ``[K, P]``, and its losses ``[K]`` summed over the steps.
+
+    `start` ``[K, P]``; `prior` holds natural parameters ``[K, P]``; `samples` are the clients'
+    lambda. Only the `trainable` parameters change.
+    """
     newton = Newton(
         start,
-        prior_of_cohort(inference, problem, broadcast, cohort),
-        [max(size, 1) / inference.kl_weight for size in cohort.sizes],
+        prior,
+        [one or 1.0 for one in samples],
         lr=inference.lr_at(cohort.round) / inference.initial_sigma**2,
         momentum=inference.momentum,
         hessian_momentum=inference.hessian_momentum,
@@ -149,10 +177,7 @@ def train(
         newton.step()
         if mask is not None:
             newton.restore(start, mask < 1)
-    result = gaussian_result(inference, problem, cohort, newton.posterior, loss)
-    if not inference.own_share:
-        return result
-    return attrs.evolve(result, memory=keep_own(result.memory, newton.posterior))
+    return newton.posterior, loss
 
 
 def _gaussian(posterior: Posterior) -> Gaussian:

@@ -10,7 +10,7 @@ gradient at theta = m + u, where u = sigma eps, and h^ = g^ u / sigma^2, line 5 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -46,16 +46,17 @@ class Rows:
 class Newton:
     """The Gaussians ``[K, P]`` of a cohort, which steps change in place.
 
-    `samples` are the clients' lambda; `lr` is alpha lambda, the same for all clients. A step costs
-    what its passes over memory cost. There are fewer of them where the prior's means are zero, and
-    where its variances are equal and all clients have equally many samples (one client has): delta
-    is one number then.
+    `prior` holds the natural parameters ``[K, P]`` of the prior, `precision` and `shift`; it need
+    not be a density. `samples` are the clients' lambda; `lr` is alpha lambda, the same for all
+    clients. A step costs what its passes over memory cost. There are fewer of them where the
+    prior's means are zero, and where its variances are equal and all clients have equally many
+    samples (one client has): delta is one number then.
     """
 
     def __init__(
         self,
         start: Gaussian,
-        prior: Gaussian,
+        prior: Mapping[str, Tensor],
         samples: Sequence[float],
         *,
         lr: float,
@@ -63,12 +64,12 @@ class Newton:
         hessian_momentum: float,
     ) -> None:
         per_client = start.mean.new_tensor(samples)[:, None]
-        decay = 1 / (prior.variance * per_client)
-        one = bool((decay == decay[0, 0]).all())
+        decay, shift = (prior[name] / per_client for name in ("precision", "shift"))
+        one = bool((decay == decay[0, 0]).all()) and bool(decay[0, 0] > 0)
         self._decay = None if one else decay
         self._scale = float(decay[0, 0]) if one else 1.0  # of `Rows.scaled`
         self._gain = (1 - hessian_momentum) * (samples[0] if one else per_client)
-        self._centre = prior.mean if bool(prior.mean.any()) else None
+        self._shift = shift if bool(shift.any()) else None  # delta m_0
         self._lr, self._beta1 = lr, momentum
         mean, theta, u = start.mean.clone(), *(torch.empty_like(start.mean) for _ in range(2))
         scaled = start.variance.clamp(SMALLEST_SIGMA**2).mul_(self._scale)
@@ -128,13 +129,12 @@ class Newton:
         torch.add(gradient, rows.total, alpha=self._beta1, out=rows.total)
         self._taken += 1
         debias = (1 - self._beta1) / (1 - self._beta1**self._taken)  # g/(1 - beta1^t) / total
-        pull = rows.mean
-        if self._centre is not None:
-            pull = torch.sub(rows.mean, self._centre[:k], out=work)
         if self._decay is None:
-            torch.add(rows.total, pull, alpha=self._scale / debias, out=work)
+            torch.add(rows.total, rows.mean, alpha=self._scale / debias, out=work)
         else:
-            torch.addcmul(rows.total, pull, self._decay[:k], value=1 / debias, out=work)
+            torch.addcmul(rows.total, rows.mean, self._decay[:k], value=1 / debias, out=work)
+        if self._shift is not None:
+            work.add_(self._shift[:k], alpha=-1 / debias)
         rows.mean.addcmul_(work, rows.scaled, value=-self._lr * debias / self._scale)
 
     def _add_hessian(self, gradient: Tensor, product: Tensor | None) -> Tensor:

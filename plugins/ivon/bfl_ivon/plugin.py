@@ -24,7 +24,7 @@ class FedIvon(Method):
 
     name = "fedivon"
     reference = "Pal, Gupta, Sarwar & Rai 2025 (FedIvon)"
-    inference = Ivon(prior_sigma=1.0)
+    inference = Ivon(prior_sigma=10.0)
     aggregator = LogLinearPool()
     weighting = Equal()
 
@@ -34,7 +34,7 @@ class FedIvonPersonal(Method):
 
     name = "fedivon-personal"
     reference = "Pal, Gupta, Sarwar & Rai 2025 (FedIvon), personalised"
-    inference = Ivon(prior_sigma=1.0, own_share=1.0)
+    inference = Ivon(prior_sigma=10.0, own_share=1.0)
     aggregator = LogLinearPool()
     weighting = Equal()
     hyper = Continual()
@@ -45,7 +45,7 @@ class BarycentreRKL(Method):
 
     name = "barycentre-rkl"
     reference = f"{BARYCENTRES}, reverse KL"
-    inference = Ivon(prior_sigma=1.0)
+    inference = Ivon(prior_sigma=10.0)
     aggregator = LogLinearPool()
     weighting = Examples()
 
@@ -55,7 +55,7 @@ class BarycentreW2(Method):
 
     name = "barycentre-w2"
     reference = f"{BARYCENTRES}, Wasserstein-2"
-    inference = Ivon(prior_sigma=1.0)
+    inference = Ivon(prior_sigma=10.0)
     aggregator = Average(on="std")
     weighting = Examples()
 

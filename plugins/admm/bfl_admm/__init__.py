@@ -1,0 +1,1 @@
+"""Federated ADMM from Bayesian duality, a plugin of bflcore."""
