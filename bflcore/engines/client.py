@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable
-from bflcore.messages import Answer, Evaluation, LocalResult, Personalised
+from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised
 from bflcore.problem import metrics
 from bflcore.problem.calibration import base as calibration
 from bflcore.problem.ood import ood_sums, ood_unit_scores
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SurveyReply,
     )
     from bflcore.inference.base import LocalInference
-    from bflcore.messages import Broadcast, Cohort, LocalResult
+    from bflcore.messages import Cohort, LocalResult
     from bflcore.problem.base import Problem, Shares
     from bflcore.problem.likelihoods import Likelihood, Predictive
 
@@ -85,7 +85,7 @@ class ClientWorker:
     ) -> list[FitReply]:
         """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
         try:
-            return [self._fit_together(broadcast, clients, memories)]
+            return [self._fit_together(_copied(broadcast), clients, memories)]
         except FAILURES as error:
             if len(clients) == 1:
                 return [_blame(clients[0], "fit", error, self.inference)]
@@ -102,7 +102,7 @@ class ClientWorker:
         replies: list[EvaluationReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                replies += self._evaluate_one(broadcast, client, memory)
+                replies += self._evaluate_one(_copied(broadcast), client, memory)
             except FAILURES as error:
                 replies.append(_blame(client, "evaluate", error, self.inference))
         return replies
@@ -114,8 +114,9 @@ class ClientWorker:
         replies: list[CalibrateReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                problem, cohort = self._personalised(broadcast, client, memory)
-                replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
+                copy = _copied(broadcast)
+                problem, cohort = self._personalised(copy, client, memory)
+                replies.append(Answer(client, self._own_sums(problem, copy, cohort)))
             except FAILURES as error:
                 replies.append(_blame(client, "calibrate", error, self.inference))
         return replies
@@ -127,10 +128,11 @@ class ClientWorker:
         replies: list[PersonaliseReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                problem, cohort = self._personalised(broadcast, client, memory)
+                copy = _copied(broadcast)
+                problem, cohort = self._personalised(copy, client, memory)
                 own = {name: tensor[0] for name, tensor in cohort.memory.items()}
                 changed = None if _equal(own, memory) else own
-                sums = self._kept_sums(problem, broadcast, cohort)
+                sums = self._kept_sums(problem, copy, cohort)
                 replies.append(Personalised(client, changed, sums))
             except FAILURES as error:
                 replies.append(_blame(client, "personalise", error, self.inference))
@@ -302,6 +304,12 @@ class ClientWorker:
                     one = _measure(problem.likelihood, predictive, y, self.bins, by_class=False)
                     sums[value] = metrics.add(sums[value], one) if value in sums else one
         return total
+
+
+def _copied(broadcast: Broadcast) -> Broadcast:
+    """Return a broadcast for one task: what its inference may do to it, other clients never see."""
+    tensors = {name: tensor.clone() for name, tensor in broadcast.pack().items()}
+    return Broadcast.unpack(broadcast.round, tensors, type(broadcast.start))
 
 
 def _equal(one: Memory, other: Memory) -> bool:
