@@ -358,7 +358,7 @@ class ProductOfChanges(CoordinatewiseAggregator):
 
     name = "product-of-changes"
     reference = "Ashman et al. 2022, Algorithm 1; Bui et al. 2018, Algorithm 1"
-    families = ("gaussian",)
+    families = ("gaussian", "dense-gaussian")
     tags = frozenset(
         {"adds-evidence", "additive", "subtracts-prior", "adds-precision", "multiplies-changes"}
     )

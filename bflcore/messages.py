@@ -28,6 +28,7 @@ __all__ = [
 
 SURVEY = "survey."  # prefix of what a broadcast's `hyper` holds of the survey
 CALIBRATION = "calibration."  # prefix of what `hyper` holds of the calibration, at the end
+REPORTED = "report."  # prefix of statistics that are summed for the user
 KNOWN = "known prior"  # in place of a prior that clients know: a tensor without content
 
 
@@ -159,8 +160,9 @@ class LocalResult:
     """What clients send back, client axis first; `memory` never leaves the client.
 
     `posterior` ``[K, P_shared]``; `statistics` ``[K, ...]`` are sent too, for the hyperparameter
-    update; `examples` ``[K]`` counts training samples; `loss` ``[K]`` is the mean negative log
-    likelihood in nats per sample over the round's steps.
+    update, and those called ``report.NAME`` for the user, who reads their sum as
+    ``inference.NAME``; `examples` ``[K]`` counts training samples; `loss` ``[K]`` is the mean
+    negative log likelihood in nats per sample over the round's steps.
     """
 
     clients: tuple[int, ...]

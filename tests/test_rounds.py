@@ -414,7 +414,7 @@ class Reporting(Average):
 @pytest.mark.parametrize("weighting", [Examples(), NotLocal()])
 def test_a_round_records_what_its_aggregator_reports(weighting):
     done, _ = run([reply([0, 1, 2], GOOD)], aggregator=Reporting(), weighting=weighting)
-    assert done.report == {"parameters": float(SIZE)}
+    assert done.report == {"aggregator.parameters": float(SIZE)}
     assert run([reply([0], GOOD[[0]])], weighting=weighting)[0].report == {}
 
 

@@ -129,6 +129,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except MemoryError:
         _refuse("there is not enough memory; use less data or a smaller model", debug)
+    except OSError as error:
+        if not error.filename:
+            _refuse(_defect(error), debug, status=1)
+        _refuse(f"{str(error.filename)[:200]}: {error.strerror}; give another path", debug)
     except Exception as error:  # noqa: BLE001 - a defect, of ours or of a plugin: still one line
         _refuse(_defect(error), debug, status=1)
     sys.exit(status if isinstance(status, int) else 0)

@@ -33,7 +33,7 @@ import attrs
 from bflcore.inference.base import LocalInference
 from bflcore.inference.memory import Memory, local_result
 from bflcore.lazy import lazy
-from bflcore.messages import within
+from bflcore.messages import REPORTED, within
 from bflcore.posteriors import ExponentialFamily, Posterior
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ __all__ = ["CORRECTED", "Natural", "SiteInference", "SiteMemory", "exact_natural
 
 Natural = dict[str, "Tensor"]
 
-CORRECTED = "report.corrected"  # the statistic: directions in which a cavity or a site was improper
+CORRECTED = (
+    f"{REPORTED}corrected"  # the statistic: directions in which a cavity or a site was improper
+)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -87,6 +89,7 @@ class SiteInference(LocalInference):
     own: they have the first prior, and no site.
     """
 
+    tags = frozenset({"conserves-evidence"})
     needs = MappingProxyType({"aggregator": "multiplies-changes", "hyper": "carries-posterior"})
 
     damping: float = 1.0  # share of a change that is made; a subclass may make it an option

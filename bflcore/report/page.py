@@ -69,10 +69,7 @@ def write_report(
     target = out or (read[0].path / "report.html" if len(read) == 1 else Path("report.html"))
     with well_formed(*read):
         page = render_page(read, [_landscape(run) for run in read] if landscape else [])
-    try:
-        write_text(target, page)
-    except OSError as error:
-        raise RunError(f"--out: {target} cannot be written ({error.strerror})") from None
+    write_text(target, page, "--out: " if out else "")
     return target
 
 

@@ -67,7 +67,9 @@ def learning_curves(runs: Sequence[Run]) -> str:
             for run in runs:
                 for group, dashes in (("personal", "-"), ("global", "--"), ("validation", ":")):
                     key = f"{group}.{name}"
-                    values = {r["round"]: r[key]["mean"] for r in run.records if key in r}
+                    # Of the clients that all evaluations share, where some cover a sample.
+                    found = {r["round"]: r.get(f"sample.{key}", r.get(key)) for r in run.records}
+                    values = {number: one["mean"] for number, one in found.items() if one}
                     lone = {"marker": "o", "ms": 3} if len(values) == 1 else {}
                     style = {"color": colour_of(runs, run), "lw": 1.6, **lone}
                     axis.plot([*values], [*values.values()], dashes, **style)

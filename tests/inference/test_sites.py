@@ -5,49 +5,17 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from torch import nn
 
 from bflcore import Continual, Equal, ExponentialFamily, Gaussian, ProductOfChanges, component
 from bflcore.engines.local import Local
-from bflcore.inference.sites import CORRECTED, SiteInference, SiteMemory, exact_natural
-from bflcore.problem.likelihoods import GaussianNoise
+from bflcore.inference.sites import CORRECTED, SiteMemory, exact_natural
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.testing.problems import cohort, first_broadcast, gaussian, normal, separable
-
-NOISE = 0.5
-
-
-@component
-class Exact(SiteInference):
-    """The best diagonal Gaussian for a linear regression with known noise."""
-
-    name = "exact-sites"
-    family = "gaussian"
-
-    damping: float = 1.0
-
-    def initial(self, problem):
-        mean = torch.full_like(problem.initial, 0.2)
-        return Gaussian(mean, torch.full_like(mean, 2.0))
-
-    def tilt(self, problem, broadcast, cohort, cavity):
-        means, variances = [], []
-        for row, size in enumerate(cohort.sizes):
-            x, y = cohort.x[row, :size].double(), cohort.y[row, :size].double()
-            before = 1 / cavity.variance[row].double()
-            full = torch.diag(before) + x.T @ x / NOISE
-            shift = before * cavity.mean[row].double() + (x.T @ y).flatten() / NOISE
-            means.append(torch.linalg.solve(full, shift))
-            variances.append(1 / full.diagonal())
-        found = Gaussian(torch.stack(means), torch.stack(variances))
-        return found.map(lambda t: t.to(problem.initial.dtype)), found.mean.new_zeros(len(means))
-
-    def predict(self, problem, broadcast, cohort, x):
-        raise NotImplementedError
+from bflcore.testing.conjugate import ExactSites, pooled, regression
+from bflcore.testing.problems import cohort, first_broadcast, gaussian, normal
 
 
 @component
-class Vague(Exact):
+class Vague(ExactSites):
     """Less certain after seeing data than before."""
 
     name = "vague"
@@ -55,19 +23,6 @@ class Vague(Exact):
     def tilt(self, problem, broadcast, cohort, cavity):
         found, loss = super().tilt(problem, broadcast, cohort, cavity)
         return Gaussian(found.mean, 4 * cavity.variance), loss
-
-
-def regression(sizes=(6, 5, 4, 3), dtype=torch.float64, inputs=3, scale=1.0, sharing="all"):
-    x = normal(sum(sizes), inputs, seed=3) * scale
-    y = x @ normal(inputs, 1, seed=4) + NOISE**0.5 * normal(sum(sizes), 1, seed=5)
-    return separable(
-        sizes,
-        network=nn.Sequential(nn.Linear(inputs, 1, bias=False)),
-        likelihood=GaussianNoise(noise_variance=NOISE),
-        data=(x, y),
-        dtype=dtype,
-        sharing=sharing,
-    )
 
 
 def recipe(inference):
@@ -102,7 +57,7 @@ def run(of, inference, rounds, asked=lambda number, clients: clients):
 def test_q_is_the_product_of_prior_and_sites_after_300_rounds_of_some_clients(
     dtype, error, damping
 ):
-    of, inference = regression(dtype=dtype), Exact(damping=damping)
+    of, inference = regression(dtype=dtype), ExactSites(damping=damping)
     generator = torch.Generator().manual_seed(0)
 
     def asked(number, clients):
@@ -112,28 +67,43 @@ def test_q_is_the_product_of_prior_and_sites_after_300_rounds_of_some_clients(
 
 
 def test_precisions_are_exact_as_soon_as_every_client_has_replied_once():
-    of = regression()
-    x = of.train.x
-    broadcast, _ = run(of, Exact(), 4, lambda number, clients: clients[number : number + 1])
-    due = 1 / 2.0 + x.square().sum(0) / NOISE
+    of, inference = regression(condition=50.0, inputs=6), ExactSites()
+    broadcast, _ = run(of, inference, 4, lambda number, clients: clients[number : number + 1])
+    due = pooled(of, inference.initial(of))[1].diagonal()
     torch.testing.assert_close(1 / broadcast.start.variance, due, rtol=1e-9, atol=0)
 
 
 def test_more_rounds_count_no_data_again():
-    once, often = (run(regression(), Exact(), rounds)[0].start.variance for rounds in (1, 20))
+    once, often = (run(regression(), ExactSites(), rounds)[0].start.variance for rounds in (1, 20))
     torch.testing.assert_close(once, often, rtol=1e-12, atol=0)
 
 
-def test_the_mean_becomes_that_of_the_pooled_posterior():
-    of = regression()
-    x, y = of.train.x, of.train.y
-    full = torch.eye(3, dtype=torch.float64) / 2.0 + x.T @ x / NOISE
-    mean = torch.linalg.solve(full, 0.2 / 2.0 + (x.T @ y).flatten() / NOISE)
-    torch.testing.assert_close(run(of, Exact(damping=0.5), 200)[0].start.mean, mean)
+@pytest.mark.parametrize(("condition", "rounds", "error"), [(5.0, 20, 0.1), (50.0, 50, 0.1)])
+def test_means_are_within_a_tenth_of_a_posterior_deviation(condition, rounds, error):
+    of, inference = regression((50,) * 10, 10, condition), ExactSites(damping=0.5)
+    mean, full = pooled(of, inference.initial(of))
+    assert torch.linalg.cond(full) > 0.9 * condition
+    sd = torch.linalg.inv(full).diagonal().sqrt()
+    apart = (run(of, inference, rounds)[0].start.mean - mean) / sd
+    assert float(apart.abs().max()) < error
+
+
+def test_clients_that_take_turns_converge_without_damping():
+    of, inference = regression((50,) * 10, 10, 50.0), ExactSites()
+    mean, full = pooled(of, inference.initial(of))
+    turns = run(of, inference, 200, lambda number, clients: (clients[number % len(clients)],))
+    sd = torch.linalg.inv(full).diagonal().sqrt()
+    assert float(((turns[0].start.mean - mean) / sd).abs().max()) < 0.1
+
+
+def test_clients_that_change_together_without_damping_overshoot():
+    of, inference = regression((50,) * 10, 10, 50.0), ExactSites()
+    mean, _ = pooled(of, inference.initial(of))
+    assert float((run(of, inference, 50)[0].start.mean - mean).abs().max()) > 10
 
 
 def test_a_client_sends_what_it_stores():
-    of, inference = regression(dtype=torch.float32), Exact(damping=0.7)
+    of, inference = regression(dtype=torch.float32), ExactSites(damping=0.7)
     sent = first_broadcast(inference, of)
     result = inference.fit(of, sent, cohort(of, inference))
     before = exact_natural(sent.prior)
@@ -157,7 +127,7 @@ def test_a_client_that_loses_certainty_is_corrected_and_counted():
     torch.testing.assert_close(result.posterior.mean, found.mean)
 
 
-@pytest.mark.parametrize("inference", [Vague(), Exact()], ids=["vague", "exact"])
+@pytest.mark.parametrize("inference", [Vague(), ExactSites()], ids=["vague", "exact"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sites_never_have_a_negative_precision_whoever_takes_part(inference, dtype):
     of = regression(dtype=dtype, scale=100.0)
@@ -174,7 +144,7 @@ def test_sites_never_have_a_negative_precision_whoever_takes_part(inference, dty
 
 
 def test_a_cavity_that_rounding_made_improper_is_raised_and_counted():
-    of, inference = regression(), Exact()
+    of, inference = regression(), ExactSites()
     sent, group = first_broadcast(inference, of), cohort(of, inference)
     prior = exact_natural(sent.prior)
     overdone = {"site.precision": 1.5 * prior["precision"], "site.shift": 0 * prior["shift"]}
@@ -185,7 +155,7 @@ def test_a_cavity_that_rounding_made_improper_is_raised_and_counted():
 
 
 def test_a_client_without_samples_sends_the_prior_and_keeps_its_site():
-    of, inference = regression((6, 0)), Exact()
+    of, inference = regression((6, 0)), ExactSites()
     sent = first_broadcast(inference, of)
     result = inference.fit(of, sent, cohort(of, inference, [0, 1]))
     assert torch.equal(result.posterior.mean[1], sent.prior.mean)
@@ -195,7 +165,7 @@ def test_a_client_without_samples_sends_the_prior_and_keeps_its_site():
 
 
 def test_personal_parameters_have_the_first_prior_and_no_site():
-    of, inference = regression(sharing="none"), Exact()
+    of, inference = regression(sharing="none"), ExactSites()
     sent = first_broadcast(inference, of)
     group = cohort(of, inference)
     first = inference.fit(of, sent, group)
