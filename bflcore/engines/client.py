@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bflcore.errors import BflError, ClientError, OptionError, described
 from bflcore.inference.base import Explorable, answers
-from bflcore.messages import Answer, Evaluation, LocalResult, Personalised
+from bflcore.messages import Answer, Broadcast, Evaluation, LocalResult, Personalised
 from bflcore.problem import metrics
 from bflcore.problem.calibration import base as calibration
 from bflcore.problem.label_prior import LABEL_COUNTS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         SurveyReply,
     )
     from bflcore.inference.base import LocalInference
-    from bflcore.messages import Broadcast, Cohort, LocalResult
+    from bflcore.messages import Cohort, LocalResult
     from bflcore.problem.base import Problem, Shares
     from bflcore.problem.likelihoods import Likelihood, Predictive
 
@@ -90,7 +90,7 @@ class ClientWorker:
         if len(clients) > 1 and self.problem.likelihood.counts_labels:
             return self._fit_each(broadcast, clients, memories)
         try:
-            return [self._fit_together(broadcast, clients, memories)]
+            return [self._fit_together(_copied(broadcast), clients, memories)]
         except FAILURES as error:
             if len(clients) == 1:
                 return [_blame(clients[0], "fit", error, self.inference)]
@@ -112,7 +112,7 @@ class ClientWorker:
         replies: list[EvaluationReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                replies += self._evaluate_one(broadcast, client, memory)
+                replies += self._evaluate_one(_copied(broadcast), client, memory)
             except FAILURES as error:
                 replies.append(_blame(client, "evaluate", error, self.inference))
         return replies
@@ -124,8 +124,9 @@ class ClientWorker:
         replies: list[CalibrateReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                problem, cohort = self._personalised(broadcast, client, memory)
-                replies.append(Answer(client, self._own_sums(problem, broadcast, cohort)))
+                copy = _copied(broadcast)
+                problem, cohort = self._personalised(copy, client, memory)
+                replies.append(Answer(client, self._own_sums(problem, copy, cohort)))
             except FAILURES as error:
                 replies.append(_blame(client, "calibrate", error, self.inference))
         return replies
@@ -137,12 +138,13 @@ class ClientWorker:
         replies: list[PersonaliseReply] = []
         for client, memory in zip(clients, memories, strict=True):
             try:
-                problem, cohort = self._personalised(broadcast, client, memory)
+                copy = _copied(broadcast)
+                problem, cohort = self._personalised(copy, client, memory)
                 own = {name: tensor[0] for name, tensor in cohort.memory.items()}
                 if problem.likelihood.counts_labels:  # without which it could not predict later
                     own[LABEL_COUNTS] = problem.label_counts(cohort)[0]
                 changed = None if _equal(own, memory) else own
-                sums = self._kept_sums(problem, broadcast, cohort)
+                sums = self._kept_sums(problem, copy, cohort)
                 replies.append(Personalised(client, changed, sums))
             except FAILURES as error:
                 replies.append(_blame(client, "personalise", error, self.inference))
@@ -315,6 +317,12 @@ class ClientWorker:
                     one = _measure(problem.likelihood, predictive, y, self.bins, by_class=False)
                     sums[value] = metrics.add(sums[value], one) if value in sums else one
         return total
+
+
+def _copied(broadcast: Broadcast) -> Broadcast:
+    """Return a broadcast for one task: what its inference may do to it, other clients never see."""
+    tensors = {name: tensor.clone() for name, tensor in broadcast.pack().items()}
+    return Broadcast.unpack(broadcast.round, tensors, type(broadcast.start))
 
 
 def _equal(one: Memory, other: Memory) -> bool:

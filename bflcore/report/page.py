@@ -13,7 +13,7 @@ from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
 from bflcore.report import calibration, coefficients
-from bflcore.report.reading import Run, plain, read_runs, well_formed
+from bflcore.report.reading import Run, plain, read_runs, well_formed, without_steering
 from bflcore.report.table import MEANING, grid, row_of, turned
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def write_report(
     target = out or (read[0].path / "report.html" if len(read) == 1 else Path("report.html"))
     with well_formed(*read):
         page = render_page(read, [_landscape(run) for run in read] if landscape else [])
-    page = page.encode("utf-8", "replace").decode()  # a name may be any bytes
     write_text(target, page, "--out: " if out else "")
     return target
 
@@ -88,7 +87,7 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
     classified = evaluated if runs[0].classifies else []
     compared = [run for run in evaluated if "ood" in run.evaluation]
     names = " vs ".join(run.label for run in runs)
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         title=names if len(runs) < 4 else f"{len(runs)} runs",
         runs=[_details(run) for run in runs],
         legend=[{"label": run.label, "colour": plots.colour_of(runs, run)} for run in runs],
@@ -105,6 +104,7 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         landscapes=landscapes,
         explained=EXPLAINED,
     )
+    return without_steering(page)
 
 
 def _details(run: Run) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def learning_curves(runs: Sequence[Run]) -> str:
                     style = {"color": colour_of(runs, run), "lw": 1.6, **lone}
                     axis.plot([*values], [*values.values()], dashes, **style)
             axis.set_xlabel("round")
-            axis.set_title(NAMES.get(name, name))
+            axis.set_title(NAMES.get(name, plain(name)))
         return svg(figure)
 
 
@@ -169,7 +169,7 @@ def along(run: Run, axis: str) -> str:
             for client in points["clients"][:THIN_LINES]:
                 plot.plot(points["values"], client[name], color=GREY, lw=0.6, alpha=0.35)
             plot.plot(points["values"], points["mean"][name], color=COLOURS[0], lw=2)
-            plot.set(xlabel=plain(axis), title=NAMES.get(name, name))
+            plot.set(xlabel=plain(axis), title=NAMES.get(name, plain(name)))
         return svg(figure)
 
 
@@ -193,7 +193,7 @@ def contours(plane: Plane) -> str:
                     ha=side,
                     bbox={"facecolor": "black", "alpha": 0.5, "lw": 0, "pad": 1},
                 )
-            plot.set_title(NAMES.get(name, name))
+            plot.set_title(NAMES.get(name, plain(name)))
         return svg(figure)
 
 

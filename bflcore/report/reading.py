@@ -17,15 +17,22 @@ from bflcore.experiments.environment import check_settings
 from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 
-__all__ = ["Run", "plain", "read_run", "read_runs", "well_formed"]
+__all__ = ["Run", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
 
 # Control characters, halves of characters, and marks that turn the direction of what follows.
-STEERING = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+STEERING = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
+)
 
 
 def plain(text: object) -> str:
-    """Return a name as text that steers neither a terminal nor a browser."""
-    return STEERING.sub("\N{REPLACEMENT CHARACTER}", str(text))
+    """Return a name as one line of text that steers neither a terminal nor a browser."""
+    return without_steering(" ".join(str(text).splitlines()))
+
+
+def without_steering(text: str) -> str:
+    """Return a text whose characters are all visible, spaces and line breaks apart."""
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 @attrs.frozen

@@ -47,6 +47,32 @@ def test_evaluation_blames_its_client():
     ]
 
 
+class Careless(Map):
+    """Change what arrives, in place, before anything else."""
+
+    name = "careless"
+
+    def fit(self, problem, broadcast, cohort):
+        broadcast.start.mean.add_(0.5)
+        return super().fit(problem, broadcast, cohort)
+
+    def predict(self, problem, broadcast, cohort, x):
+        broadcast.start.mean.mul_(2.0)
+        return super().predict(problem, broadcast, cohort, x)
+
+
+def test_what_an_inference_does_to_a_broadcast_other_clients_never_see():
+    of, inference = problem(sharing="all"), Careless(local_epochs=1)
+    broadcast = begin(Recipe(inference, Average(), Equal(), Fixed()), of)
+    before = broadcast.start.mean.clone()
+    with Local(workers=1).open(of, inference, 10) as session:
+        together, alone = (list(session.fit(broadcast, ids)) for ids in ((0, 1, 2), (2,)))
+        assert not difference(together[-1].posterior, alone[0].posterior)
+        several, one = (list(session.evaluate(broadcast, ids)) for ids in ((0, 1, 2), (2,)))
+        assert not difference(several[-1].personal, one[0].personal)
+    assert torch.equal(broadcast.start.mean, before)
+
+
 def test_the_shared_model_is_evaluated_only_where_it_is_complete():
     for sharing, complete in (("all", True), ("body", False), ("none", False)):
         of, inference = problem(sharing=sharing), Map(local_epochs=1)
