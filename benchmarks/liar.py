@@ -38,18 +38,21 @@ SETTING = {
     "train_per_class": 30,
     "workers": 1,
 }
+ROBUST = ["median", "trimmed-mean", "geometric-median", "trimmed-precision-weighted-mean"]
 RULES = {
-    "bpfed": ["average", "median", "trimmed-mean"],
-    "fedavg": ["average", "median", "trimmed-mean"],
+    "bpfed": ["average", "log-linear-pool", *ROBUST],
     "fedvi": [
         *("average", "weighted-sum", "linear-pool", "log-linear-pool", "conflation"),
-        *("weighted-conflation", "weight-consolidation", "median", "trimmed-mean"),
+        *("weighted-conflation", "weight-consolidation", *ROBUST),
     ],
+    "fedavg": ["average", *ROBUST[:-1]],
+    "pvi": [""],  # the method's own rule; it runs where the method is installed
 }
 WEIGHTINGS = {
-    "bpfed": ["equal", "examples", "distance"],
-    "fedavg": ["equal", "examples"],
+    "bpfed": ["equal", "examples", "distance", "max-discrepancy"],
     "fedvi": ["equal", "examples", "distance", "max-discrepancy"],
+    "fedavg": ["equal", "examples"],
+    "pvi": [""],
 }
 
 Lie = Callable[[LocalResult, Broadcast], "LocalResult | ClientError"]
@@ -77,12 +80,45 @@ def lazy(result: LocalResult, broadcast: Broadcast) -> LocalResult:
     return attrs.evolve(result, posterior=broadcast.start.map(lambda tensor: tensor[None].clone()))
 
 
+def moving(factor: float, examples: int = 1) -> Lie:
+    """Move the mean by `factor` times what the client learnt; claim `examples` times as many."""
+
+    def lie(result: LocalResult, broadcast: Broadcast) -> LocalResult:
+        start, packed = broadcast.start.pack(), result.posterior.pack()
+        if "mean" in packed:
+            packed["mean"] = start["mean"] + factor * (packed["mean"] - start["mean"])
+        posterior = result.posterior.unpack(packed)
+        return attrs.evolve(result, posterior=posterior, examples=examples * result.examples)
+
+    return lie
+
+
+def noisy(factor: float) -> Lie:
+    """Move the mean in a random direction, `factor` times as far as the client learnt."""
+
+    def lie(result: LocalResult, broadcast: Broadcast) -> LocalResult:
+        start, packed = broadcast.start.pack(), result.posterior.pack()
+        if "mean" in packed:
+            moved = packed["mean"] - start["mean"]
+            noise = torch.randn(
+                moved.shape, generator=torch.Generator().manual_seed(broadcast.round)
+            )
+            packed["mean"] = start["mean"] + factor * moved.norm() * noise / noise.norm()
+        return attrs.evolve(result, posterior=result.posterior.unpack(packed))
+
+    return lie
+
+
 LIES: dict[str, Lie] = {
     "absent": lambda result, _: ClientError(result.clients[0], "fit", "absent"),
     "honest": lambda result, _: result,
     "mean 7": claim(mean=full(7.0)),
     "mean 1e14": claim(mean=full(1e14)),
     "mean x -1": claim(mean=torch.neg),
+    "change x -1": moving(-1.0),
+    "change x -4.9": moving(-4.9),
+    "noise x 4.9": noisy(4.9),
+    "9 x the samples, change x -9": moving(-9.0, 9),
     "variance 1e-30": claim(variance=full(1e-30)),
     "variance 1e14": claim(variance=full(1e14)),
     "mean 7, variance 1e-30": claim(mean=full(7.0), variance=full(1e-30)),
@@ -100,8 +136,10 @@ class Lying(Wrapped):
     def fit(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[Any]:
         """Fit everybody, and replace what the liar says."""
         for reply in self.session.fit(broadcast, clients):
-            lies = isinstance(reply, LocalResult) and reply.clients == (LIAR,)
-            yield self.lie(reply, broadcast) if lies else reply
+            if isinstance(reply, LocalResult) and reply.clients == (LIAR,):
+                yield self.lie(reply, broadcast)
+            else:
+                yield reply
 
 
 def accuracy(parts: dict[str, Any], lie: Lie) -> tuple[float, int]:

@@ -25,6 +25,7 @@ __all__ = [
     "RoundError",
     "RunError",
     "RunWarning",
+    "WriteError",
     "blamed",
     "described",
     "nearest",
@@ -64,6 +65,10 @@ class DataError(BflError):
 
 class RunError(BflError):
     """A run directory cannot be written, read or continued."""
+
+
+class WriteError(RunError):
+    """A file cannot be written: there is no room, or no permission."""
 
 
 class RunWarning(UserWarning):

@@ -71,7 +71,8 @@ class Round:
     """What one round produced: the next broadcast, and its record.
 
     `report` holds numbers of the parts, for example `aggregator.floored`: how many coordinates it
-    had to floor. `heaviest` is the client with the largest weight, and its share of all weight.
+    had to floor. `heaviest` is the client with the largest weight, and its share of all weight;
+    `reported` is how many samples each client said it has, the first time that it was trusted.
     """
 
     broadcast: Broadcast
@@ -84,6 +85,7 @@ class Round:
     server_seconds: float
     report: Mapping[str, float] = attrs.field(factory=dict)
     heaviest: tuple[int, float] = (SERVER, 0.0)
+    reported: Mapping[int, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(eq=False)
@@ -129,11 +131,13 @@ def begin(recipe: Recipe, problem: Problem) -> Broadcast:
     )
 
 
-def sample_cohort(clients: Sequence[int], size: int, seed: int, round: int) -> tuple[int, ...]:
+def sample_cohort(
+    clients: Sequence[int], size: int, seed: int, round: int, purpose: str = "cohort"
+) -> tuple[int, ...]:
     """Draw the round's clients without replacement, in order of their ids."""
     if size >= len(clients):
         return tuple(clients)
-    drawn = numpy_stream(seed, round, SERVER, "cohort").choice(len(clients), size, replace=False)
+    drawn = numpy_stream(seed, round, SERVER, purpose).choice(len(clients), size, replace=False)
     return tuple(clients[int(i)] for i in sorted(drawn))
 
 
@@ -145,10 +149,12 @@ def run_round(
     min_clients: int = 1,
     block: int = BLOCK,
     trust: float = 0.0,
+    reported: Mapping[int, int] | None = None,
 ) -> Round:
     """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
-    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted). Memory does
+    `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted), and
+    `reported` the numbers of samples that clients gave before, by client. Memory does
     not depend on the number of clients where the aggregator sums and the weighting is `local`: the
     results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
     valid result, or if a part of the server fails or gives a posterior that is invalid: then the
@@ -157,7 +163,7 @@ def run_round(
     clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    region = TrustRegion(broadcast, trust)
+    region = TrustRegion(broadcast, trust, reported)
     arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
@@ -173,7 +179,8 @@ def run_round(
             total = total.merge(rule, part)
     tally.check(min_clients)
     if not tally.replied:
-        return tally.pass_over(time.perf_counter() - clock)
+        done = tally.pass_over(time.perf_counter() - clock)
+        return attrs.evolve(done, reported=region.reported)
     with blamed(rule, number):
         posterior = rule.finish(total.state)
         report = {f"aggregator.{name}": n for name, n in rule.report(total.state).items()}
@@ -182,7 +189,8 @@ def run_round(
         following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
         screen_fused(recipe.hyper, following.start, broadcast.start, number)
         screen_fused(recipe.hyper, following.prior, broadcast.prior, number)
-    return tally.close(following, report, time.perf_counter() - clock)
+    done = tally.close(following, report, time.perf_counter() - clock)
+    return attrs.evolve(done, reported=region.reported)
 
 
 class Tally:
@@ -224,10 +232,12 @@ class Tally:
         arriving = iter(replies)
         while True:
             clock = time.perf_counter()
-            reply = next(arriving, None)
-            self.client_seconds += time.perf_counter() - clock
-            if reply is None:
+            try:
+                reply = next(arriving)
+            except StopIteration:
                 return
+            finally:
+                self.client_seconds += time.perf_counter() - clock
             self.bytes_up += _uploaded(reply)
             for result in screen(reply, self.broadcast):
                 if isinstance(result, ClientError):
@@ -270,7 +280,8 @@ class Tally:
             reasons = "; ".join(str(failure) for failure in self.dropped[:3])
             raise RoundError(
                 f"round {self.broadcast.round + 1}: {len(self.replied)} of {len(self.clients)} "
-                f"clients gave a valid result, {min_clients} are needed (--min-clients): {reasons}"
+                f"clients gave a valid result, {min_clients} are needed (--min-clients): "
+                f"{reasons}; to go on with fewer, set min_clients in the run's experiment.toml"
             )
         if self.replied:
             check_weights(torch.cat(self.weights), len(self.replied), self.replied)

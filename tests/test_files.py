@@ -1,13 +1,24 @@
 """Files that are replaced: the old content or the new one, whatever happens."""
 
+import errno
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
-from bflcore.errors import DataError
-from bflcore.files import check_fits, check_unpacked, memory, replace_file, write_text
+from bflcore.errors import DataError, WriteError
+from bflcore.files import (
+    append_text,
+    check_fits,
+    check_unpacked,
+    make_folder,
+    memory,
+    replace_file,
+    write_text,
+    writing,
+)
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
@@ -79,3 +90,49 @@ def test_an_archive_that_does_not_fit_is_refused_before_it_is_unpacked(tmp_path,
 def test_the_machines_memory_is_known():
     assert 2**28 < memory() < 2**50
     check_fits(Path("a"), memory() // 4)
+
+
+def said_of(error, path, flag=""):
+    """Return the one line about an error while a path is written."""
+    with pytest.raises(WriteError) as found, writing(path, flag):
+        raise error
+    return str(found.value)
+
+
+def test_what_the_system_says_becomes_one_line_with_the_room_and_the_next_step(tmp_path):
+    full = said_of(OSError(errno.ENOSPC, "?"), tmp_path / "new" / "a")
+    assert full.startswith(f"{tmp_path / 'new' / 'a'} cannot be written (No space left on device, ")
+    assert full.endswith(" MiB are free); free disk space")
+    closed = said_of(PermissionError(errno.EACCES, "?"), tmp_path / "a", "--out: ")
+    assert closed.startswith("--out: ")
+    assert closed.endswith("(Permission denied); make it writable, or choose another folder")
+    rust = SafetensorError('Error: IoError(Os { code: 28, kind: "x" }): gone (os error 28)')
+    assert "(No space left on device, " in said_of(rust, tmp_path / "a")
+    with pytest.raises(ValueError, match="not about files"), writing(tmp_path):
+        raise ValueError("not about files")
+
+
+def test_a_line_is_added_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "lines"
+    append_text(path, "one\n")
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6, before[1]))
+    try:
+        for name in ("lines", "others"):
+            with pytest.raises(WriteError, match=f"{name} cannot be written"):
+                append_text(tmp_path / name, "two and three\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "one\n"
+    assert not (tmp_path / "others").exists()
+    append_text(path, "two\n")
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="file/b cannot be written"):
+        make_folder(tmp_path / "file" / "b")

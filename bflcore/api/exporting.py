@@ -63,7 +63,7 @@ class Program(nn.Module):
     def __init__(self, model: ClientModel, calls: Sequence[tuple[Any, Tensor, Any]]) -> None:
         super().__init__()
         self._described, self._scaling = model.description, model.problem.train.scaling
-        self._problem: Problem = attrs.evolve(model.problem, network=calls[0][0])
+        self._problem: Problem = attrs.evolve(model.bound, network=calls[0][0])
         self._masks = {
             name: torch.stack([own[name] for _, _, own in calls]) for name in calls[0][2]
         }
@@ -173,13 +173,8 @@ def write_program(model: ClientModel, path: Path, draws: int | None = None) -> s
         dynamic = ({0: torch.export.Dim("batch")},)
         exported = torch.export.export(program, (probe,), dynamic_shapes=dynamic, strict=False)
         content = (_onnx if path.suffix == ".onnx" else _pt2)(exported, card)
-    try:
-        with replace_file(path) as aside:
-            aside.write_bytes(content)
-    except OSError as error:
-        raise RunError(
-            f"--to: {path} cannot be written ({error.strerror}); choose a writable folder"
-        ) from None
+    with replace_file(path, "--to: ") as aside:
+        aside.write_bytes(content)
     shape = ", ".join(map(str, ("batch", *described.shape)))
     averaged = "1 network" if len(program.draws) == 1 else f"{len(program.draws)} draws averaged"
     said = f"x {card['input']['type']} [{shape}] -> {', '.join(outputs)}; {averaged}"

@@ -11,10 +11,11 @@ import attrs
 
 from bflcore.api.inputs import samples
 from bflcore.api.prediction import Prediction, prediction_of
-from bflcore.errors import RunError
+from bflcore.errors import OptionError, RunError
 from bflcore.lazy import lazy
 from bflcore.messages import CALIBRATION, Broadcast, Cohort, within
 from bflcore.problem.calibration.base import fit
+from bflcore.problem.label_prior import LABEL_COUNTS
 from bflcore.randomness import stream
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class ClientModel:
         server = {f"broadcast.{name}": t for name, t in self.broadcast.pack().items()}
         own = {f"memory.{name}": t for name, t in self.memory.items()}
         sums = {f"{CALIBRATION}{name}": t for name, t in self.calibration.items()}
-        models.write_tensors(Path(path), server | own | sums, header)
+        models.save_tensors(Path(path), server | own | sums, header)
         return Path(path)
 
     def export(self, path: Path | str, draws: int | None = None) -> str:
@@ -142,10 +143,34 @@ class ClientModel:
         """
         return exporting.write_program(self, Path(path), draws)
 
+    def assuming(self, label_prior: str) -> ClientModel:
+        """Return the model that predicts samples with other label frequencies.
+
+        `label_prior`: ``client``, ``pooled`` or ``uniform`` (see `Categorical`); it is also that of
+        the files that the model returned writes. Raises `OptionError` for another word, or if the
+        likelihood does not count labels.
+        """
+        likelihood = self.problem.likelihood
+        if not likelihood.counts_labels:
+            raise OptionError(
+                f"--label-prior: the model was trained without one (likelihood {likelihood.name}); "
+                "leave it out"
+            )
+        changed = {"predict_label_prior": label_prior}
+        problem = attrs.evolve(self.problem, likelihood=likelihood.replace(**changed))
+        settings = {**self.settings, "likelihood": {**self.settings["likelihood"], **changed}}
+        return attrs.evolve(self, problem=problem, settings=settings)
+
     def predictive(self, inputs: Tensor) -> Predictive:
         """Predict samples ``[B, ...]`` as the network gets them, before anything is averaged."""
-        cohort = self._cohort()
-        return self.inference.predict(self.problem, self.broadcast, cohort, inputs[None])
+        return self.inference.predict(self.bound, self.broadcast, self._cohort(), inputs[None])
+
+    @property
+    def bound(self) -> Problem:
+        """The problem with the client's own offset, where the likelihood has one."""
+        if LABEL_COUNTS not in self.memory:
+            return self.problem.for_server()
+        return self.problem.for_client(self._cohort(), predicting=True)
 
     def _fitted(self, calibrated: bool) -> tuple[Fitted, ...]:
         """Return what the predictions are calibrated with."""

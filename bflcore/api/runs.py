@@ -19,6 +19,7 @@ from bflcore.errors import OptionError, RunError, unknown
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
 from bflcore.options.text import value_text
+from bflcore.problem.label_prior import LABEL_COUNTS
 from bflcore.randomness import SERVER
 
 if TYPE_CHECKING:
@@ -177,8 +178,10 @@ class Run:
         x, y = features[None], targets[None]
         cohort = Cohort((number,), x, y, (count,), memory, problem.seed, saved.round, novel=True)
         with pool.single_threaded():
-            own = self._inference.personalise(problem, saved, cohort)
+            own = self._inference.personalise(problem.for_client(cohort), saved, cohort)
         kept = {name: tensor[0].detach() for name, tensor in own.items()}
+        if problem.likelihood.counts_labels:
+            kept[LABEL_COUNTS] = problem.label_counts(cohort)[0]
         return attrs.evolve(one, memory=kept, size=count, novel=True)
 
     def _model(self, id: int | str, number: int, memory: Mapping[str, torch.Tensor]) -> ClientModel:

@@ -63,16 +63,11 @@ def check_table(path: Path) -> None:
 def write_table(path: Path, columns: Columns) -> None:
     """Replace a table, by its suffix ``.csv``, ``.parquet`` or ``.npz`` (an array per column).
 
-    Raises the errors of `check_table`, and `RunError` if the file cannot be written.
+    Raises the errors of `check_table`, and `WriteError` if the file cannot be written.
     """
     check_table(path)
-    try:
-        with replace_file(path) as aside:
-            WRITERS[path.suffix](aside, columns)
-    except OSError as error:
-        raise RunError(
-            f"--out: {path} cannot be written ({error.strerror}); choose a writable folder"
-        ) from None
+    with replace_file(path, "--out: ") as aside:
+        WRITERS[path.suffix](aside, columns)
 
 
 def _csv(path: Path, columns: Columns) -> None:

@@ -129,10 +129,26 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except MemoryError:
         _refuse("there is not enough memory; use less data or a smaller model", debug)
+    except OSError as error:
+        if not error.filename:
+            _refuse(_defect(error), debug, status=1)
+        _refuse(f"{str(error.filename)[:200]}: {error.strerror}; give another path", debug)
     except Exception as error:  # noqa: BLE001 - a defect, of ours or of a plugin: still one line
-        step = "this is a defect: add --debug for the traceback, and report it"
-        _refuse(f"unexpected {described(error, None)}; {step}", debug, status=1)
+        _refuse(_defect(error), debug, status=1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _defect(error: Exception) -> str:
+    """Say what was not expected, and whose defect it is."""
+    said = f"unexpected {described(error, None)}"
+    from bflcore.registry.loading import load_registry
+
+    if plugin := load_registry().blamed(error):
+        return (
+            f"plugin {plugin.name} {plugin.version} failed: {said}; report it to its authors (add "
+            "--debug for the traceback)"
+        )
+    return f"{said}; this is a defect: add --debug for the traceback, and report it"
 
 
 def _show(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bflcore.cli.progress import print_final, print_header, show_progress
-from bflcore.errors import RoundError
+from bflcore.errors import RoundError, WriteError
 from bflcore.experiments.caveats import caveats
 
 if TYPE_CHECKING:
@@ -50,11 +50,15 @@ def execute_and_report(
         click.echo(f"interrupted: {_how_to_continue(checkpoints.reached, path)}", err=True)
         number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
         raise click.exceptions.Exit(128 + number) from None
-    except RoundError as error:
-        raise RoundError(f"{error}. {_how_to_continue(checkpoints.reached, path)}") from None
+    except (RoundError, WriteError) as error:
+        raise type(error)(f"{error}. {_how_to_continue(checkpoints.reached, path)}") from None
     from bflcore.report import write_report  # not sooner: a run should begin at once
 
-    report = write_report([path])
+    try:
+        report = write_report([path])
+    except WriteError as error:
+        step = f"Write the report with: bfl report {shlex.quote(str(path))}"
+        raise WriteError(f"{error}. The run is finished. {step}") from None
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     elif not quiet:

@@ -46,16 +46,17 @@ def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def compare(runs: tuple[Path, ...], pooled: bool, against: Path | None, as_json: bool) -> None:
     """Print a table of the RUNS' latest metrics; unfinished runs are marked."""
-    from bflcore.report.reading import read_run, read_runs
+    from bflcore.report.reading import read_run, read_runs, well_formed
     from bflcore.report.table import MEANING, print_table, row_of
 
     read = read_runs(runs, _left_out)
     statistic = "pooled" if pooled else "mean"
-    rows = [row_of(run, statistic) for run in read]
     alone = next((run for run in read if run.experiment.get("share") == "none"), None)
     base = read_run(against) if against else alone
-    if base and not pooled:
-        _add_paired(read, rows, base, required=against is not None)
+    with well_formed(*read, *([base] if base else [])):
+        rows = [row_of(run, statistic) for run in read]
+        if base and not pooled:
+            _add_paired(read, rows, base, required=against is not None)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return

@@ -12,6 +12,7 @@ import attrs
 from bflcore.data.base import Dataset, Integers
 from bflcore.data.split import deal, hold_out, split
 from bflcore.errors import DataError
+from bflcore.files import replace_file
 from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
 from bflcore.randomness import SERVER, numpy_stream
@@ -200,7 +201,7 @@ class Partition:
         return len(self.train)
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz`` of plain integer arrays."""
+        """Write an ``.npz`` of plain integer arrays. Raises `WriteError`."""
         arrays: dict[str, Any] = {"held_out": np.array(self.held_out)}
         for name in KINDS:
             parts = getattr(self, name)
@@ -208,7 +209,8 @@ class Partition:
                 continue
             arrays[name] = np.concatenate(parts)
             arrays[f"{name}_sizes"] = np.array([len(part) for part in parts])
-        np.savez_compressed(path, **arrays)
+        with replace_file(path) as aside, aside.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> Partition:

@@ -13,6 +13,8 @@ from bflcore.errors import ClientError
 from bflcore.options import Component
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from bflcore.inference.base import LocalInference
@@ -66,6 +68,12 @@ class Session(abc.ABC):
         """
         return {}
 
+    def use_folder(self, folder: Path) -> None:  # noqa: B027 - optional
+        """Take a folder for files that the run does not keep; called before `restore`.
+
+        It need not exist, and is removed at the end (default: no files).
+        """
+
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:  # noqa: B027 - optional
         """Restore memories ``[...]`` from a checkpoint; called before the first round."""
 
@@ -116,6 +124,10 @@ class Wrapped(Session):
     def memories(self) -> Mapping[int, Mapping[str, Tensor]]:
         """The session's memories ``[...]``."""
         return self.session.memories
+
+    def use_folder(self, folder: Path) -> None:
+        """Give the folder to the session."""
+        self.session.use_folder(folder)
 
     def restore(self, memories: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore the session's memories ``[...]``."""

@@ -15,6 +15,8 @@ from bflcore.errors import ClientError
 from bflcore.options import component, option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from bflcore.engines.base import (
@@ -54,8 +56,10 @@ class Local(Engine):
 
     workers: int = option(
         0,
-        "number of worker processes (0 = one for a small problem or a GPU, else one per core)",
+        "number of worker processes (0 = one for a small problem or a GPU, else one per core; one "
+        "works in the run's own process, which a client that crashes the interpreter takes along)",
         at_least=0,
+        at_most=512,
     )
     chunk: int = option(0, "clients per training step (0 = one on a CPU, all on a GPU)", at_least=0)
     client_timeout: float = option(
@@ -116,6 +120,10 @@ class LocalSession(Session):
     pool: Pool
     chunk: int
     memories: Memories
+
+    def use_folder(self, folder: Path) -> None:
+        """Store memories that do not fit into RAM in `folder`."""
+        self.memories.use_folder(folder)
 
     def restore(self, memories: Mapping[int, Memory]) -> None:
         """Store memories of an earlier session."""

@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections import UserDict, deque
 from collections.abc import ItemsView, Iterator, Mapping
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import zict
 from safetensors.torch import load, save
+
+from bflcore.files import make_folder, writing
 
 if TYPE_CHECKING:
     import torch
@@ -29,17 +32,22 @@ class Memories(UserDict[int, Memory]):
     """Memories by client, of which at most `limit` bytes stay in this process.
 
     A memory is the same object at every access until it is replaced, however often its tensors
-    move to a file and back; they are read when they are used.
+    move to a file and back; they are read when they are used. Raises `WriteError` where a file
+    cannot be written.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, folder: Path | None = None) -> None:
         super().__init__()
-        self._store = _Store(limit)
+        self._store = _Store(limit, folder)
 
     @property
     def folder(self) -> Path:
-        """Where the files are; removed when no memory is held any more."""
+        """Where the files are; removed when no memory is held any more (default: a new folder)."""
         return self._store.folder
+
+    def use_folder(self, folder: Path) -> None:
+        """Choose where the files are, before the first memory is stored."""
+        self._store.chosen = folder
 
     def __setitem__(self, client: int, memory: Memory) -> None:
         """Store a memory in place of the client's last one."""
@@ -80,22 +88,31 @@ class Stored(Mapping[str, "Tensor"]):
 class _Store:
     """Tensors by key, the least recently used in files; the run and its checkpoints share it."""
 
-    def __init__(self, limit: float) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="bfl-memories-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        files = zict.Func(_to_bytes, lambda read: load(bytes(read)), zict.File(self.folder))
-        self._buffer: zict.Buffer[str, dict[str, Tensor]] = zict.Buffer(
-            {}, files, limit, weight=_size
-        )
+    def __init__(self, limit: float, folder: Path | None) -> None:
+        self.limit, self.chosen = limit, folder
         self._lock = Lock()  # zict releases its own locks while it reads a file
         self._keys = count()
         # A finaliser may run at any moment, also during an access: it only notes the key.
         self._unused: deque[str] = deque()
 
+    @cached_property
+    def folder(self) -> Path:
+        """A folder that is removed with this object."""
+        if self.chosen:
+            make_folder(self.chosen)
+        found = self.chosen or Path(tempfile.mkdtemp(prefix="bfl-memories-"))
+        weakref.finalize(self, shutil.rmtree, found, ignore_errors=True)
+        return found
+
+    @cached_property
+    def _buffer(self) -> zict.Buffer[str, dict[str, Tensor]]:
+        files = zict.Func(_to_bytes, lambda read: load(bytes(read)), zict.File(self.folder))
+        return zict.Buffer({}, files, self.limit, weight=_size)
+
     def put(self, memory: Memory) -> Stored:
         """Store tensors for as long as the returned object is held."""
         key, tensors = str(next(self._keys)), dict(memory.items())
-        with self._lock:
+        with self._lock, writing(self.folder):
             self._remove_unused()
             self._buffer[key] = tensors
         stored = Stored(self, key, {name: tensor.device for name, tensor in tensors.items()})
@@ -104,7 +121,7 @@ class _Store:
 
     def get(self, key: str) -> Memory:
         """Return stored tensors."""
-        with self._lock:
+        with self._lock, writing(self.folder):  # another memory may have to make room
             self._remove_unused()
             return self._buffer[key]
 

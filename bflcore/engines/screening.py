@@ -7,43 +7,59 @@ against a client that lies within these bounds; robust aggregators do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from bflcore.errors import ClientError, RoundError
 from bflcore.lazy import lazy
+from bflcore.messages import Answer, Evaluation, LocalResult, Personalised
 from bflcore.problem.plausibility import impossible
 from bflcore.problem.ranking import FINEST
+from bflcore.randomness import SERVER
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply
-    from bflcore.messages import Broadcast, Evaluation, LocalResult
+    from bflcore.engines.base import EvaluationReply, FitReply, PersonaliseReply, SurveyReply
+    from bflcore.messages import Broadcast
     from bflcore.options import Component
     from bflcore.posteriors import Posterior
 else:
     torch = lazy("torch")
 
-__all__ = ["LARGEST", "screen", "screen_answer", "screen_evaluations", "screen_fused"]
+__all__ = [
+    "LARGEST",
+    "screen",
+    "screen_answer",
+    "screen_evaluations",
+    "screen_fused",
+    "screen_personalised",
+]
 
 # Largest magnitude of a number that a client may send. Sums of a million squares of such numbers
 # are finite in float32, and no meaningful parameter, variance or loss comes near it.
 LARGEST = 1e15
+LONGEST = 2000  # characters of an error that a client may send
 
 
 def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
-    """Yield each client's result ``[1, ...]`` alone, or the error that keeps it out."""
+    """Yield each client's result ``[1, ...]`` alone, or the error that keeps it out.
+
+    A reply that names no client is an error of `SERVER`.
+    """
     if isinstance(reply, ClientError):
-        yield reply
+        yield _bounded(reply, "fit")
+        return
+    if error := _nameless(reply, LocalResult, "fit"):
+        yield error
         return
     try:
         malformed = _check_form(reply, broadcast) or _check_counts(reply)
     except Exception as error:  # noqa: BLE001 - a client may send anything
-        malformed = f"malformed result ({type(error).__name__}: {error})"
+        malformed = _malformed("result", error)
     for row, client in enumerate(reply.clients):
         if malformed:
             yield ClientError(client, "fit", malformed)
@@ -52,7 +68,7 @@ def screen(reply: FitReply, broadcast: Broadcast) -> Iterator[FitReply]:
             result = reply.select([row])
             reason = _check_values(result)
         except Exception as error:  # noqa: BLE001 - types on which arithmetic is not defined
-            reason = f"malformed result ({type(error).__name__}: {error})"
+            reason = _malformed("result", error)
         yield ClientError(client, "fit", reason) if reason else result
 
 
@@ -64,8 +80,12 @@ def screen_answer(
     `form` has the names, shapes and dtypes that an answer ``[...]`` must have.
     """
     if isinstance(reply, ClientError):
-        return reply
+        return _bounded(reply, stage)
+    if error := _nameless(reply, Answer, stage):
+        return error
     try:
+        if reason := _not_plain(reply.sums, "sum"):
+            return ClientError(reply.client, stage, reason)
         found = {n: (t.dtype, list(t.shape)) for n, t in sorted(reply.sums.items())}
         due = {n: (t.dtype, list(t.shape)) for n, t in sorted(form.items())}
         if found != due:
@@ -75,8 +95,86 @@ def screen_answer(
             wrong += [n for n, t in reply.sums.items() if not _plausible(n, t, stage)]
             reason = f"{wrong[0]} of its answer is not an allowed number" if wrong else ""
     except Exception as error:  # noqa: BLE001 - a client may send anything
-        reason = f"malformed answer ({type(error).__name__}: {error})"
+        reason = _malformed("answer", error)
     return ClientError(reply.client, stage, reason) if reason else reply
+
+
+def screen_personalised(
+    replies: Iterable[PersonaliseReply], asked: Collection[int]
+) -> Iterator[PersonaliseReply]:
+    """Yield the replies of clients that were asked; those that cannot be stored become errors."""
+    left = set(asked)
+    for reply in replies:
+        if isinstance(reply, ClientError):
+            yield _bounded(reply, "personalise")
+        elif error := _nameless(reply, Personalised, "personalise"):
+            yield error
+        elif reply.client in left:
+            left.remove(reply.client)
+            try:
+                reason = _not_plain(reply.memory or {}, "memory")
+                reason = reason or _not_plain(reply.calibration, "sum")
+            except Exception as problem:  # noqa: BLE001 - a client may send anything
+                reason = _malformed("model", problem)
+            yield ClientError(reply.client, "personalise", reason) if reason else reply
+
+
+def _bounded(error: ClientError, stage: str) -> ClientError:
+    """Return a client's own error, with a reason that a line can hold."""
+    known = type(error.client) is int and type(error.reason) is str
+    if known and len(error.reason) <= LONGEST:
+        return error
+    client = error.client if type(error.client) is int else SERVER
+    return ClientError(client, stage, str(error.reason)[:LONGEST])
+
+
+def _nameless(reply: Any, due: type[Any], stage: str) -> ClientError | None:
+    """Return the error of a reply which is not `due`, or names no client."""
+    if type(reply) is not due:
+        reason = f"expected {due.__name__} from its engine, got {type(reply).__name__}"
+        return ClientError(SERVER, stage, reason)
+    named = reply.clients if isinstance(reply, LocalResult) else (reply.client,)
+    if type(named) is tuple and named and all(type(client) is int for client in named):
+        return None
+    return ClientError(SERVER, stage, f"a {due.__name__} from its engine names no client")
+
+
+def _not_plain(tensors: Mapping[str, Tensor], what: str) -> str | None:
+    """Return which of the tensors ``[...]`` a file could not hold; None if it could all."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            return f"a {what} is named {name!r}; only text is allowed"
+        if reason := _wrong_kind(f"{what} {name}", tensor):
+            return reason
+    return None
+
+
+def _wrong_kind(name: str, tensor: Tensor) -> str | None:
+    if not isinstance(tensor, torch.Tensor):
+        return f"{name}: expected a tensor, got {type(tensor).__name__}"
+    if type(tensor) is not torch.Tensor:
+        return f"{name} is a {type(tensor).__name__}; only a plain tensor is allowed"
+    if tensor.dtype not in _real():
+        return f"{name} is {tensor.dtype}; only real numbers are allowed"
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return f"{name} is {tensor.layout} on {tensor.device}; only plain tensors are allowed"
+    if tensor.requires_grad:
+        return f"{name} requires grad; detach it"
+    return None
+
+
+def _real() -> tuple[torch.dtype, ...]:
+    """Return the kinds of numbers that a reply may hold: those that every file format has."""
+    whole = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    return (*whole, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _malformed(what: str, error: Exception) -> str:
+    try:
+        text = " ".join(str(error).split())[:LONGEST]
+    except Exception:  # noqa: BLE001 - an exception that cannot even be printed
+        text = ""
+    return f"malformed {what} ({type(error).__name__}: {text})"
 
 
 def _plausible(name: str, sums: Tensor, stage: str) -> bool:
@@ -95,10 +193,16 @@ def screen_evaluations(
     that are not finite pass: a model that diverged has such metrics.
     """
     clients = frozenset(asked)
-    known = [reply for reply in replies if reply.client in clients]
+    named = [
+        _bounded(reply, "evaluate")
+        if isinstance(reply, ClientError)
+        else _nameless(reply, Evaluation, "evaluate") or reply
+        for reply in replies
+    ]
+    found: list[EvaluationReply] = [reply for reply in named if reply.client == SERVER]
+    known = [reply for reply in named if reply.client in clients]
     forms = [_form(reply) for reply in known]
     usual = Counter(form for form in forms if form).most_common(1)
-    found: list[EvaluationReply] = []
     seen: set[tuple[int, bool]] = set()
     for reply, form in zip(known, forms, strict=True):
         if isinstance(reply, ClientError):
@@ -153,6 +257,8 @@ def _form(reply: EvaluationReply) -> str:
     if isinstance(reply, ClientError):
         return ""
     try:
+        if type(reply.validation) is not bool or any(_not_plain(g, "sum") for g in _groups(reply)):
+            return ""
         groups = _groups(attrs.evolve(reply, ood=None))
         if not all(float(group["examples"]) >= 1 for group in groups):
             return ""
@@ -172,11 +278,12 @@ def _check_form(reply: LocalResult, broadcast: Broadcast) -> str | None:
     start, clients = broadcast.start, len(reply.clients)
     if type(reply.posterior) is not type(start):
         return f"posterior is {type(reply.posterior).__name__}, not {type(start).__name__}"
+    unnamed = [name for name in (*reply.statistics, *reply.memory) if not isinstance(name, str)]
+    if unnamed:
+        return f"a tensor is named {unnamed[0]!r}; only text is allowed"
     for name, tensor in _tensors(reply).items():
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name}: expected a tensor, got {type(tensor).__name__}"
-        if tensor.is_complex():
-            return f"{name} is {tensor.dtype}; only real numbers are allowed"
+        if reason := _wrong_kind(name, tensor):
+            return reason
         rows = len(tensor) if tensor.ndim else "no"
         if rows != clients:
             return f"{name} has {rows} rows for {clients} clients"

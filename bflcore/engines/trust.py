@@ -4,17 +4,19 @@ One client of ten must not decide. A product of Gaussians weighs by precision, a
 number of samples, and both follow a mean however far it lies: a client that claims a tiny variance,
 a billion samples or a mean of a million would own the fused posterior. So each result is described
 by a few numbers, and one whose number exceeds the median of the cohort's by more than a factor is
-refused. The median holds as long as fewer than half of the clients lie.
+refused; so is one that pulls the mean back from where the others take it, and one that claims more
+samples than it reported before. The median holds as long as fewer than half of the clients lie.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bflcore.aggregation import COORDINATES, slices
 from bflcore.errors import ClientError
 from bflcore.lazy import lazy
 
@@ -32,25 +34,40 @@ FEWEST = 3  # clients of which a median says anything about one of them
 # These vary more between honest clients than means over coordinates do.
 LOOSER = {"largest": 10.0, "statistic": 100.0, "examples": 100.0}
 
+# Directions. Honest clients with different data move in different directions, but hardly one moves
+# against a third of the others while it resembles none. Bounds above what honest clients did in
+# runs of all methods (docs/results/one-liar.md).
+MOVED = "the change of its mean"
+DIRECTED = 8  # clients of which directions can be compared
+OPPOSED = 0.2  # cosine, with the opposite sign, that a client without resemblance may have
+ALIKE = 1.5  # times the cosine with the most similar client that is allowed on top of that
+AGREED = 0.2  # median cosine with the others' sum from which the clients agree
+STRIDE = 5.0  # times the median change per median number of samples, where they agree
+
 Form = tuple[tuple[str, tuple[int, ...], "torch.dtype"], ...]
 
 
 class TrustRegion:
     """The results of one round so far, by the numbers that describe them.
 
-    `factor` is how many times the median a number may be; 0 trusts everybody.
+    `factor` is how many times the median a number may be; 0 trusts everybody. `reported` are the
+    numbers of samples that clients gave before, in the survey or in an earlier round.
     """
 
-    def __init__(self, broadcast: Broadcast, factor: float) -> None:
+    def __init__(
+        self, broadcast: Broadcast, factor: float, reported: Mapping[int, int] | None = None
+    ) -> None:
         self.broadcast = broadcast
         self.factor = factor
+        self.reported = dict(reported or {})
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._forms: Counter[Form] = Counter()
 
     def admit(self, results: Iterable[LocalResult]) -> Iterator[LocalResult | ClientError]:
         """Yield the results of a block of clients, one client each, or why one is refused.
 
-        They are compared with each other and with those of earlier blocks of the round.
+        They are compared with each other and with those of earlier blocks of the round; their
+        directions with each other alone.
         """
         block = list(results)
         self._forms.update(_form(result.statistics) for result in block)
@@ -60,25 +77,90 @@ class TrustRegion:
             for name, value in found.items():
                 insort(self._seen[name], value)  # sorted, so that a median is cheap
         medians = {n: median(v) for n, v in self._seen.items() if len(v) >= FEWEST}
+        cosines = _cosines(block, self.broadcast) if self.factor else None
+        agreed = cosines is not None and _agreement(cosines) >= AGREED
         for row, result in enumerate(block):
             (client,) = result.clients
             if (form := _form(result.statistics)) != usual:
                 reason = f"its statistics are {_shown(form)}, not {_shown(usual)} as most clients'"
+            elif self.factor:
+                reason = self._excess(sizes[row], medians, agreed) or self._grown(client, result)
+                reason = reason or ("" if cosines is None else _against(cosines[row], row))
             else:
-                reason = self._excess(sizes[row], medians) if sizes else ""
+                reason = ""
+            if not reason:
+                self.reported.setdefault(client, int(result.examples[0]))
             yield ClientError(client, "fit", reason) if reason else result
 
-    def _excess(self, found: Mapping[str, float], medians: Mapping[str, float]) -> str:
+    def _excess(
+        self, found: Mapping[str, float], medians: Mapping[str, float], agreed: bool
+    ) -> str:
         """Return which number is too large; "" if none is."""
         for name, value in found.items():
-            usual = medians.get(name, 0.0)
+            if not (usual := medians.get(name, 0.0)):
+                continue
             bound = self.factor * next((f for text, f in LOOSER.items() if text in name), 1.0)
-            if usual and not value <= bound * usual:
+            if name == MOVED and agreed:
+                bound = min(bound, STRIDE * max(1.0, found["examples"] / medians["examples"]))
+            if not value <= bound * usual:
                 return (
                     f"{name} is {value:.3g}, {value / usual:.3g} times the median of the round's "
-                    f"clients; {bound:g} times is trusted (--trust)"
+                    f"clients; {bound:.3g} times is trusted (--trust)"
                 )
         return ""
+
+    def _grown(self, client: int, result: LocalResult) -> str:
+        """Return that the client has more samples than it reported; "" if it has not."""
+        examples = int(result.examples[0])
+        before = self.reported.get(client, examples)
+        if examples <= before:
+            return ""
+        return f"examples is {examples}, but it reported {before} before; allowed: at most that"
+
+
+def _cosines(block: Sequence[LocalResult], broadcast: Broadcast) -> Tensor | None:
+    """Return the cosines between the changes of the clients' means ``[K, K]``, in float64.
+
+    None if there are too few clients, or if the family has no field `mean`. The diagonal is 0; so
+    are the cosines of a client that did not move.
+    """
+    if len(block) < DIRECTED or "mean" not in broadcast.start.pack():
+        return None
+    start = broadcast.start.mean.flatten()
+    gram = start.new_zeros(len(block), len(block), dtype=torch.float64)
+    for chunk in slices(len(start), COORDINATES):
+        sent = torch.stack([result.posterior.mean[0].flatten()[chunk] for result in block])
+        moved = (sent - start[chunk]).double()
+        gram += moved @ moved.T
+    length = gram.diagonal().sqrt()
+    cosines = (gram / (length[:, None] * length)).nan_to_num(0.0)
+    return cosines.fill_diagonal_(0.0)
+
+
+def _agreement(cosines: Tensor) -> float:
+    """Return the median cosine between a client's direction and the sum of the others'.
+
+    `cosines` ``[K, K]`` are those between clients. Everybody counts with length 1.
+    """
+    along = cosines.sum(1)
+    others = (len(cosines) - 1 + cosines.sum() - 2 * along).clamp_min(0).sqrt()
+    return float((along / others).nan_to_num(0.0).median())
+
+
+def _against(cosines: Tensor, row: int) -> str:
+    """Return that a client moves against a third of the others and resembles none; else "".
+
+    `cosines` ``[K]`` are those with the other clients; the client's own is at `row`.
+    """
+    ordered = torch.cat([cosines[:row], cosines[row + 1 :]]).sort().values
+    opposed = float(ordered[len(cosines) // 3 - 1])
+    bound = -OPPOSED - ALIKE * max(0.0, float(ordered[-1]))
+    if opposed >= bound:
+        return ""
+    return (
+        f"{MOVED} points against a third of the round's clients (cosine {opposed:.2f}; "
+        f"{bound:.2f} is trusted, since none is more like it; --trust)"
+    )
 
 
 def magnitudes(result: LocalResult, broadcast: Broadcast) -> dict[str, float]:

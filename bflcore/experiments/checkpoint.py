@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
-from safetensors import SafetensorError
 
 from bflcore.errors import RunError, RunWarning
 from bflcore.experiments.models import read_tensors, save_tensors
-from bflcore.files import sync
+from bflcore.files import make_folder, sync, writing
 from bflcore.messages import Broadcast, within
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class Checkpoints:
         header: dict[str, Any],
         after: Sequence[Path],
     ) -> None:
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         number = broadcast.round
         if changed:
             tensors = {
@@ -209,24 +208,20 @@ class Checkpoints:
             self._digests[number] = save_tensors(self.folder / _memories_of(number), tensors, {})
         header["digests"] = {n: self._digests[int(n)] for n in header["stored"]}
         for path in after:
-            sync(path)
+            with writing(path):
+                sync(path)
         save_tensors(self.folder / _file_of(number), broadcast.pack(), header)
         before, self._needed = self._needed, _names(header)
         for path in self.folder.iterdir():
             if path.name not in before | self._needed:
-                path.unlink()
+                with writing(path):
+                    path.unlink()
 
     def _wait(self) -> None:
-        """Wait for the last checkpoint. Raises `RunError` when it could not be written."""
-        writing, self._writing = self._writing, None
-        try:
-            if writing:
-                writing.result()
-        except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"{self.folder}: the checkpoint cannot be written ({error}); "
-                "free disk space and resume"
-            ) from None
+        """Wait for the last checkpoint. Raises `WriteError` when it could not be written."""
+        last, self._writing = self._writing, None
+        if last:
+            last.result()
 
 
 @contextmanager

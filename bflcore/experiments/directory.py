@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, count
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from bflcore.errors import RunError
+from bflcore.errors import RunError, WriteError
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.description import FILE
 from bflcore.experiments.environment import environment, used_distributions
@@ -24,7 +25,7 @@ from bflcore.experiments.integrity import (
     write_json,
 )
 from bflcore.experiments.models import Models
-from bflcore.files import write_text
+from bflcore.files import ASIDE, append_text, make_folder, write_text, writing
 from bflcore.models.user import UserModel, file_name
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class RunDirectory:
     def create(cls, path: Path, prepared: Prepared, registry: Registry) -> RunDirectory:
         """Create the folder and write what is known before the first round.
 
-        Raises `RunError` when it exists or cannot be written.
+        Raises `RunError` when it exists, and `WriteError`, leaving nothing, when it cannot be
+        written.
         """
         if path.exists():
             raise RunError(f"--out: {path} exists; choose another folder or remove it")
@@ -59,14 +61,24 @@ class RunDirectory:
                 f"--out: {path} cannot be created ({error.strerror}); choose a writable folder"
             ) from None
         directory = cls(path)
-        write_text(path / "experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
-        prepared.partition.save(path / "partition.npz")
-        directory.describe(prepared)
-        directory.keep_source(prepared.experiment.model)
+        try:
+            directory._begin(prepared, registry)
+        except WriteError as error:
+            raise WriteError(f"{error} and start the run again") from None
+        finally:
+            if not (path / "environment.json").exists():
+                shutil.rmtree(path, ignore_errors=True)
+        return directory
+
+    def _begin(self, prepared: Prepared, registry: Registry) -> None:
+        """Write the files of a run that begins."""
+        write_text(self.path / "experiment.toml", tomli_w.dumps(prepared.experiment.as_toml()))
+        prepared.partition.save(self.path / "partition.npz")
+        self.describe(prepared)
+        self.keep_source(prepared.experiment.model)
         # Last: with this file, the folder is complete and the run can be resumed.
         written = environment(prepared, registry)
-        directory.write_json("environment.json", {"run": digest_of(written), **written})
-        return directory
+        self.write_json("environment.json", {"run": digest_of(written), **written})
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -112,21 +124,14 @@ class RunDirectory:
     def keep_source(self, model: Model) -> None:
         """Copy the module of the user's own network into `sources`."""
         if isinstance(model, UserModel) and model.source:
-            self.sources.mkdir()
+            make_folder(self.sources)
             text = model.source.read_text(encoding="utf-8")
             write_text(self.sources / file_name(model.name), text)
 
     def append(self, record: Record) -> None:
-        """Add one line to ``metrics.jsonl`` and flush it."""
+        """Add one line to ``metrics.jsonl`` and flush it. Raises `WriteError`."""
         line = add_digest(record, self.digest)
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(
-                f"{self.metrics} cannot be written ({error.strerror}); free disk space and "
-                f"continue with: bfl resume {self.path}"
-            ) from None
+        append_text(self.metrics, json.dumps(line) + "\n")
         self.digest = line["digest"]
 
     def rewind(self, round: int) -> list[Record]:
@@ -187,20 +192,40 @@ class RunDirectory:
         """Return what ``environment.json`` holds. Raises `RunError` when it cannot be read."""
         return read_json(self.path / "environment.json")
 
+    @property
+    def memories(self) -> Path:
+        """The folder for memories that do not fit into RAM; there while the run is executed."""
+        return self.path / "memories"
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing here; the lock of a killed process is released.
 
-        Raises `RunError` while another process holds the lock.
+        What a killed process left half-written is removed, and the memories on the disk are, too,
+        also at the end. Raises `RunError` while another process holds the lock, and `WriteError` if
+        nothing can be written here.
         """
+        # The file stays in the folder: what counts is whether a process holds the lock.
+        held = FileLock(self.path / ".lock", blocking=False)
+        with writing(self.path / ".lock"):
+            try:
+                held.acquire()
+            except Timeout:
+                raise RunError(
+                    f"another process is running in {self.path}; wait for it or stop it"
+                ) from None
         try:
-            # The file stays in the folder: what counts is whether a process holds the lock.
-            with FileLock(self.path / ".lock", blocking=False):
-                yield
-        except Timeout:
-            raise RunError(
-                f"another process is running in {self.path}; wait for it or stop it"
-            ) from None
+            self._tidy()
+            yield
+        finally:
+            self._tidy()
+            held.release()
+
+    def _tidy(self) -> None:
+        shutil.rmtree(self.memories, ignore_errors=True)
+        for path in self.path.glob(f".*{ASIDE}"):
+            with suppress(OSError):
+                path.unlink()
 
 
 def default_directory(experiment: Experiment, root: Path = Path("runs")) -> Path:

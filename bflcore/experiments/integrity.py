@@ -60,14 +60,8 @@ def add_digest(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file by indented JSON with a digest. Raises `RunError` if it cannot be written."""
-    try:
-        write_text(path, json.dumps(add_digest(value), indent=2) + "\n")
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}); choose a writable folder with enough "
-            "space"
-        ) from None
+    """Replace a file by indented JSON with a digest. Raises `WriteError` if it cannot be."""
+    write_text(path, json.dumps(add_digest(value), indent=2) + "\n")
 
 
 def read_json(path: Path, step: str = AGAIN) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from bflcore.errors import ClientError, RunError
 from bflcore.experiments.integrity import check_digest, read_json, tensor_digest, write_json
-from bflcore.files import replace_file
+from bflcore.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bflcore.messages import Personalised
 
-__all__ = ["Models", "read_tensors", "save_tensors", "write_tensors"]
+__all__ = ["Models", "read_tensors", "save_tensors"]
 
 HEADER, DIGEST = "bflcore", "digest"  # key of the JSON text among a file's metadata; key in it
 OWN, STORED = "own", "stored"  # in the index: a file of its own, or the memory of the checkpoint
@@ -40,9 +40,12 @@ class Models:
         self.folder = folder
 
     def write(self, round: int, replies: Iterable[Personalised | ClientError]) -> None:
-        """Store the memories of a round, one at a time, and the index at the end."""
+        """Store the memories of a round, one at a time, and the index at the end.
+
+        Raises `WriteError` if they cannot be written.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
+        make_folder(self.folder)
         clients = {}
         for reply in replies:
             if isinstance(reply, ClientError):
@@ -50,9 +53,9 @@ class Models:
                 continue
             clients[str(reply.client)] = STORED if reply.memory is None else OWN
             if reply.memory is not None:
-                write_tensors(self._file(reply.client), reply.memory, {})
+                save_tensors(self._file(reply.client), reply.memory, {})
             if reply.calibration:
-                write_tensors(self._file(reply.client, "calibration"), reply.calibration, {})
+                save_tensors(self._file(reply.client, "calibration"), reply.calibration, {})
         write_json(self.folder / "index.json", {"round": round, "clients": clients})
 
     def index(self, round: int) -> dict[int, str]:
@@ -88,7 +91,10 @@ class Models:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
-    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header; return their digest."""
+    """Replace a safetensors file by `tensors` ``[...]`` and a JSON header; return their digest.
+
+    Raises `WriteError` if it cannot be written.
+    """
     from safetensors.torch import save_file
 
     # Cloned, because safetensors refuses tensors that share memory.
@@ -97,16 +103,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
     with replace_file(path) as aside:
         save_file(whole, aside, {HEADER: json.dumps({**header, DIGEST: digest})})
     return digest
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Do as `save_tensors` ``[...]``. Raises `RunError` if the file cannot be written."""
-    try:
-        save_tensors(path, tensors, header)
-    except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"{path} cannot be written ({error}); choose a writable folder with enough space"
-        ) from None
 
 
 def read_tensors(

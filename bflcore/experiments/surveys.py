@@ -14,6 +14,7 @@ import attrs
 from bflcore.aggregation import Statistics, add_sums
 from bflcore.engines.screening import screen_answer
 from bflcore.errors import ClientError, RoundError
+from bflcore.inference.base import answers
 from bflcore.lazy import lazy
 from bflcore.messages import CALIBRATION, Broadcast, Cohort, nbytes
 from bflcore.problem.calibration.base import ANSWERED
@@ -36,12 +37,16 @@ __all__ = ["Survey", "calibrate", "survey"]
 
 @attrs.frozen(eq=False)
 class Survey:
-    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent."""
+    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent.
+
+    `reported` are the numbers of samples by client, where an answer holds them.
+    """
 
     sums: Mapping[str, Tensor]
     dropped: tuple[ClientError, ...]
     bytes_up: int
     bytes_down: int
+    reported: Mapping[int, int] = attrs.field(factory=dict)
 
 
 def survey(
@@ -50,22 +55,25 @@ def survey(
     """Add up the clients' answers before round 1.
 
     If samples are to be standardised, the clients are asked for their moments first, and then
-    `LocalInference.survey` sees standardised samples. Raises `RoundError` if fewer than
+    `LocalInference.survey` sees standardised samples; whoever gave no valid answer is not asked
+    again, so that all sums are over the same clients. Raises `RoundError` if fewer than
     `min_clients` give a valid answer.
     """
     sums: dict[str, Tensor] = {}
     dropped: list[ClientError] = []
     up = down = 0
     clients = problem.clients
+    reported: dict[int, int] = {}
     for form in _forms(inference, problem):
         down += len(clients) * nbytes(sums)
         found, answered = _add_up(session.survey(sums, clients), clients, form, "survey")
         dropped += found.dropped
         up += found.bytes_up
+        reported |= found.reported
         if len(answered) < min_clients:
             raise _too_few("before round 1", "survey", answered, clients, min_clients, dropped)
-        sums |= found.sums
-    return Survey(sums, tuple(dropped), up, down)
+        sums, clients = {**sums, **found.sums}, tuple(answered)
+    return Survey(sums, tuple(dropped), up, down, reported)
 
 
 def calibrate(
@@ -101,6 +109,7 @@ def _add_up(
     dropped: list[ClientError] = []
     answered: dict[int, None] = {}  # in order of arrival
     total: Statistics = {}
+    reported: dict[int, int] = {}
     up = 0
     for reply in replies:
         answer = screen_answer(reply, form, stage)
@@ -113,8 +122,10 @@ def _add_up(
             continue
         up += nbytes(answer.sums)
         answered[answer.client] = None
+        if "examples" in answer.sums:
+            reported[answer.client] = int(answer.sums["examples"])
         total = add_sums(total, dict(answer.sums))
-    return Survey(total, tuple(dropped), up, 0), list(answered)
+    return Survey(total, tuple(dropped), up, 0, reported), list(answered)
 
 
 def _too_few(
@@ -135,5 +146,5 @@ def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor
     """Return the form of each answer ``[...]`` that the clients are asked for, in order."""
     x, y = problem.train.x[:0], problem.train.y[:0]
     nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
-    asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
+    asked = answers(inference, problem, nobody)
     return [moments(x, y, problem.indicators), asked] if problem.standardise else [asked]

@@ -59,6 +59,7 @@ __all__ = [
     "Variational",
     "VariationalInference",
     "fit_gaussians",
+    "gaussian_result",
     "mean_and_rho",
     "prior_of_cohort",
 ]
@@ -193,6 +194,20 @@ def fit_gaussians(
             after_step(theta[:k])
             objective.read_anchor()
     posterior = Gaussian(theta[:, 0], (2 * theta[:, 1]).exp())
+    return gaussian_result(inference, problem, cohort, posterior, loss)
+
+
+def gaussian_result(
+    inference: VariationalInference,
+    problem: Problem,
+    cohort: Cohort,
+    posterior: Gaussian,
+    loss: Tensor,
+) -> LocalResult:
+    """Split fitted Gaussians ``[K, P]``; `loss` ``[K]`` is summed over each client's steps.
+
+    Clients also send their personal posteriors if the prior of these is a common one.
+    """
     sent: Mapping[str, Tensor] = {}
     if inference.personal_prior == "common" and problem.layout.personal_total:
         sent = Memory(personal=posterior.split(problem.layout)[1]).pack()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bflcore.errors import OptionError
-from bflcore.files import replace_file
+from bflcore.files import replace_file, write_text
 from bflcore.options import Component, component
 
 __all__ = ["CSV", "Logger", "MLflow", "TensorBoard", "flat"]
@@ -108,7 +108,7 @@ class MLflow(Logger):
         run_id = known.read_text(encoding="utf-8") if known.exists() else None
         with mlflow.start_run(run_id=run_id, run_name=folder.name) as run:
             if run_id is None:
-                known.write_text(run.info.run_id, encoding="utf-8")
+                write_text(known, run.info.run_id)
                 mlflow.log_artifact(str(folder / "experiment.toml"))
             mlflow.log_metrics(flat(record), step=record["round"])
 

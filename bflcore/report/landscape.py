@@ -66,6 +66,7 @@ def landscape(run: Run) -> Plane:
     memory = saved.memories.get(client) or inference.initial_memory(problem)
     stacked = {name: tensor[None] for name, tensor in memory.items()}
     cohort = problem.cohort([client], stacked, saved.broadcast.round)
+    problem = problem.for_client(cohort, predicting=True)
     if isinstance(inference, Explorable):
         found = inference.landmarks(problem, saved.broadcast, cohort)
     else:

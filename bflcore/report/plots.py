@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bflcore.report.reading import plain
+
 if TYPE_CHECKING:
     from bflcore.report.landscape import Plane
     from bflcore.report.reading import Run
@@ -40,6 +42,7 @@ THIN_LINES = 200  # clients drawn one by one
 STYLE: Any = {
     "font.size": 9,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a name is text, also with dollar signs
     "svg.hashsalt": "bflcore",  # the same run gives the same file
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -64,7 +67,9 @@ def learning_curves(runs: Sequence[Run]) -> str:
             for run in runs:
                 for group, dashes in (("personal", "-"), ("global", "--"), ("validation", ":")):
                     key = f"{group}.{name}"
-                    values = {r["round"]: r[key]["mean"] for r in run.records if key in r}
+                    # Of the clients that all evaluations share, where some cover a sample.
+                    found = {r["round"]: r.get(f"sample.{key}", r.get(key)) for r in run.records}
+                    values = {number: one["mean"] for number, one in found.items() if one}
                     lone = {"marker": "o", "ms": 3} if len(values) == 1 else {}
                     style = {"color": colour_of(runs, run), "lw": 1.6, **lone}
                     axis.plot([*values], [*values.values()], dashes, **style)
@@ -164,7 +169,7 @@ def along(run: Run, axis: str) -> str:
             for client in points["clients"][:THIN_LINES]:
                 plot.plot(points["values"], client[name], color=GREY, lw=0.6, alpha=0.35)
             plot.plot(points["values"], points["mean"][name], color=COLOURS[0], lw=2)
-            plot.set(xlabel=axis, title=NAMES.get(name, name))
+            plot.set(xlabel=plain(axis), title=NAMES.get(name, name))
         return svg(figure)
 
 
@@ -180,7 +185,7 @@ def contours(plane: Plane) -> str:
                 plot.plot(across, up, "o", color="white", mec="black", ms=5)
                 side, shift = ("left", 4) if across < middle else ("right", -4)
                 plot.annotate(
-                    label,
+                    plain(label),
                     (across, up),
                     (shift, 4),
                     textcoords="offset points",

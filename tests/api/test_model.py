@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import bflcore
-from bflcore.experiments.models import read_tensors, write_tensors
+from bflcore.experiments.models import read_tensors, save_tensors
 
 from .test_runs import METHODS, OWNERS, options_for, table, trained
 
@@ -123,7 +123,7 @@ def test_a_file_is_complete_or_not_there(tmp_path):
 def test_another_file_is_refused_in_one_line(tmp_path):
     text, other = tmp_path / "text", tmp_path / "other.safetensors"
     text.write_text("no tensors")
-    write_tensors(other, {"w": torch.zeros(1)}, {})
+    save_tensors(other, {"w": torch.zeros(1)}, {})
     save_file({"w": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     for path, message in (
         (text, "cannot be read"),
@@ -141,7 +141,7 @@ def test_a_component_that_is_not_installed_is_named(tmp_path):
     path = run.client(7).save(tmp_path / "model.safetensors")
     header, tensors, _ = read_tensors(path)
     header["settings"]["inference"]["name"] = "absent"
-    write_tensors(path, tensors, header)
+    save_tensors(path, tensors, header)
     with pytest.raises(bflcore.OptionError, match="inference absent is not installed; install"):
         bflcore.load_model(path)
 

@@ -35,7 +35,7 @@ def test_settings_are_listed_and_explained(bfl):
         "name", "aliases", "distribution", "summary"
     }  # fmt: skip
     _, text, _ = bfl("show", "settings", "run")
-    assert "--rounds = 100  (int) [at least 1]\n      number of rounds" in text
+    assert "--rounds = 100  (int) [at least 1 and at most 1e+06]\n      number of rounds" in text
     assert "--train-per-class = none  (int or none)" in bfl("show", "settings", "data")[1]
     status, _, err = bfl("show", "settings", "rum")
     assert (status, "did you mean run?" in err) == (2, True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bflcore.engines.memories import Memories
+from bflcore.errors import WriteError
 
 SIZE = 16  # bytes of a memory
 
@@ -152,3 +153,23 @@ def test_threads_may_read_while_others_store():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_files_go_where_they_are_told_and_vanish_with_the_memories(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
+    memories = Memories(limit=0)
+    memories.use_folder(tmp_path / "run" / "memories")
+    memories[0] = memory(3)
+    same(memories[0], memory(3))
+    assert [path.parent.name for path in tmp_path.rglob("*#*")] == ["memories"]
+    del memories
+    gc.collect()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
+
+
+def test_a_memory_that_does_not_fit_on_the_disk_is_one_line(tmp_path):
+    memories = Memories(limit=0)
+    memories.use_folder(tmp_path / "a file" / "memories")
+    (tmp_path / "a file").touch()
+    with pytest.raises(WriteError, match=r"memories cannot be written \(Not a directory\)"):
+        memories[0] = memory(0)

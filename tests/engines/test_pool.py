@@ -1,5 +1,6 @@
 """Process pools: order, isolation of crashes, time limits."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import attrs
@@ -15,13 +17,14 @@ import torch
 
 from bflcore import ClientError, Map
 from bflcore.engines.pool import InProcessPool, ProcessPool, Task, open_pool
+from bflcore.messages import Answer
 from bflcore.rounds import Recipe, begin
 from bflcore.testing.problems import problem
 
 
 @attrs.frozen(eq=False)
 class Scripted:
-    """A worker that does what a task's memory says, and replies with its process and clients."""
+    """A worker that does what a task's memory says, and replies with its process and a sum."""
 
     problem: object
 
@@ -31,10 +34,51 @@ class Scripted:
             time.sleep(float(memory["seconds"]))
         if "exit" in memory:
             os._exit(int(memory["exit"]))
-        return [(os.getpid(), list(clients), float(broadcast.start.mean.sum()))]
+        if "dies once" in memory:
+            mark = Path(bytes(memory["dies once"].tolist()).decode())
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if "half a message" in memory:
+            (connection,) = (c for c in gc.get_objects() if isinstance(c, Connection))
+            os.write(connection.fileno(), b"\0\0\0\x09abc")  # three of nine bytes
+            time.sleep(600)
+        if "reply" in memory:
+            return [HOSTILE[int(memory["reply"])](clients[0])]
+        found = {"process": torch.tensor(os.getpid()), "sum": broadcast.start.mean.sum()}
+        return [Answer(client, found) for client in clients]
 
     def evaluate(self, broadcast, clients, memories):
-        return [("evaluated", list(clients))]
+        return [Answer(client, {"evaluated": torch.tensor(True)}) for client in clients]
+
+
+def process_of(replies):
+    return int(replies[0].sums["process"])
+
+
+def clients_of(tasks):
+    return [[reply.client for reply in replies] for replies in tasks]
+
+
+class Trap:
+    """Leaves a trace when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+HOSTILE = [
+    lambda client: Trap(),
+    lambda client: None,
+    lambda client: {"client": client},
+    lambda client: Answer(client, {"trap": Trap()}),
+    lambda client: Answer(client, {"trap": torch.nn.Parameter(torch.ones(1))}),
+    lambda client: Answer(client, {"trap": torch.eye(2).to_sparse()}),
+    lambda client: Answer(client + 1, {}),
+    lambda client: Answer(True, {}),
+    lambda client: Answer([client], {}),
+    lambda client: ClientError(client + 1, "fit", "framed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +98,8 @@ def test_one_process_without_a_time_limit_is_this_one(work):
     worker, broadcast = work
     with open_pool(worker, 1) as pool:
         assert isinstance(pool, InProcessPool)
-        ((process, clients, _),) = next(pool.run("fit", broadcast, tasks({})))
-    assert (process, clients) == (os.getpid(), [0])
+        (reply,) = next(pool.run("fit", broadcast, tasks({})))
+    assert (process_of([reply]), reply.client) == (os.getpid(), 0)
     with open_pool(worker, 1, timeout=9) as pool:
         assert isinstance(pool, ProcessPool)
 
@@ -65,20 +109,21 @@ def test_replies_come_in_the_order_of_tasks_whichever_is_ready_first(work):
     with open_pool(worker, 2) as pool:
         list(pool.run("evaluate", broadcast, tasks({}, {})))  # both processes have started
         replies = list(pool.run("fit", broadcast, tasks({"seconds": 0.4}, {}, {}, {})))
-        assert [clients for ((_, clients, _),) in replies] == [[0], [1], [2], [3]]
-        processes = [process for ((process, *_),) in replies]
+        assert clients_of(replies) == [[0], [1], [2], [3]]
+        processes = [process_of(reply) for reply in replies]
         assert processes[1:] == [processes[1]] * 3  # the free process took all the others
         assert processes[0] not in {processes[1], os.getpid()}
-        sums = {total for ((*_, total),) in replies}
+        sums = {float(reply.sums["sum"]) for (reply,) in replies}
         assert sums == {float(broadcast.start.mean.sum())}
-        assert list(pool.run("evaluate", broadcast, tasks({}))) == [[("evaluated", [0])]]
+        ((found,),) = pool.run("evaluate", broadcast, tasks({}))
+        assert (found.client, bool(found.sums["evaluated"])) == (0, True)
 
 
 def test_a_process_that_dies_costs_its_own_task_and_is_replaced(work):
     worker, broadcast = work
     with open_pool(worker, 2) as pool:
         first, second, third = pool.run("fit", broadcast, tasks({}, {"exit": 3}, {}))
-        assert (first[0][1], third[0][1]) == ([0], [2])
+        assert (first[0].client, third[0].client) == (0, 2)
         (error,) = second
         assert isinstance(error, ClientError)
         assert (error.client, error.stage) == (1, "fit")
@@ -86,19 +131,53 @@ def test_a_process_that_dies_costs_its_own_task_and_is_replaced(work):
         assert len(list(pool.run("fit", broadcast, tasks({}, {}, {}, {})))) == 4
 
 
+def test_a_task_whose_process_is_killed_by_something_else_is_tried_once_more(work, tmp_path):
+    worker, broadcast = work
+    once = list(str(tmp_path / "mark").encode())
+    with open_pool(worker, 2) as pool:
+        replies = list(pool.run("fit", broadcast, tasks({}, {"dies once": once}, {})))
+    assert clients_of(replies) == [[0], [1], [2]]
+    assert all(isinstance(reply, Answer) for (reply,) in replies)
+
+
+def test_what_a_process_sends_is_never_unpickled_and_names_its_own_clients(
+    work, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    worker, broadcast = work
+    with open_pool(worker, 2) as pool:
+        hostile = tasks(*({"reply": number} for number in range(len(HOSTILE))), {})
+        *refused, (last,) = pool.run("fit", broadcast, hostile)
+    assert isinstance(last, Answer)
+    for client, (error,) in enumerate(refused):
+        assert isinstance(error, ClientError)
+        assert (error.client, error.stage) == (client, "fit")
+        assert error.reason.startswith("malformed reply (")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_process_that_freezes_while_it_sends_is_too_slow(work):
+    worker, broadcast = work
+    with open_pool(worker, 2, timeout=2.0) as pool:
+        slow, quick = pool.run("fit", broadcast, tasks({"half a message": 1}, {}))
+    assert slow[0].reason == "it took longer than 2 s (--client-timeout)"
+    assert quick[0].client == 1
+
+
 def test_a_process_that_died_while_idle_is_replaced_and_costs_nothing(work):
     worker, broadcast = work
     with open_pool(worker, 2) as pool:
         first, _ = pool.run("fit", broadcast, tasks({"seconds": 0.2}, {"seconds": 0.2}))
-        victim = first[0][0]
+        victim = process_of(first)
         os.kill(victim, signal.SIGKILL)
         deadline = time.monotonic() + 9
         while victim in {child.pid for child in multiprocessing.active_children()}:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         replies = list(pool.run("fit", broadcast, tasks({}, {}, {})))
-        assert [clients for ((_, clients, _),) in replies] == [[0], [1], [2]]
-        assert victim not in {process for ((process, *_),) in replies}
+        assert clients_of(replies) == [[0], [1], [2]]
+        assert victim not in map(process_of, replies)
 
 
 def test_a_client_that_takes_too_long_is_dropped_and_starting_a_process_does_not_count(work):
@@ -106,16 +185,16 @@ def test_a_client_that_takes_too_long_is_dropped_and_starting_a_process_does_not
     with open_pool(worker, 2, timeout=0.5) as pool:  # starting takes longer than that
         slow, quick = pool.run("fit", broadcast, tasks({"seconds": 60.0}, {"seconds": 0.1}))
         assert slow[0].reason == "it took longer than 0.5 s (--client-timeout)"
-        assert quick[0][1] == [1]
+        assert quick[0].client == 1
 
 
 def test_closing_a_pool_stops_its_processes(work):
     worker, broadcast = work
     with open_pool(worker, 2) as pool:
         replies = list(pool.run("fit", broadcast, tasks({"seconds": 0.2}, {"seconds": 0.2})))
-    for ((process, *_),) in replies:
+    for reply in replies:
         with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)
+            os.kill(process_of(reply), 0)
 
 
 @pytest.mark.parametrize("size", [1, 2_000_000])  # a large task does not fit into the pipe
@@ -125,7 +204,7 @@ def test_a_process_that_is_frozen_before_it_begins_is_replaced(work, monkeypatch
         for _ in range(3):  # both have started
             list(pool.run("evaluate", broadcast, tasks({}, {})))
         monkeypatch.setattr("bflcore.engines.pool.STARTING", 1.0)
-        frozen, _ = pool._processes[0]  # noqa: SLF001 - the one that gets the first task
+        frozen = pool._processes[0].process  # noqa: SLF001 - it gets the first task
         os.kill(frozen.pid, signal.SIGSTOP)
         first, *others = tasks({}, {})
         heavy = Task(first.clients, [{"ballast": torch.zeros(size)}])
@@ -133,14 +212,14 @@ def test_a_process_that_is_frozen_before_it_begins_is_replaced(work, monkeypatch
     assert not frozen.is_alive()
     assert isinstance(replies[0][0], ClientError)
     assert "it took longer than 4 s (--client-timeout)" in str(replies[0][0])
-    assert [clients for ((_, clients, _),) in replies[1:]] == [[1]]
+    assert clients_of(replies[1:]) == [[1]]
 
 
 def test_a_time_limit_may_be_longer_than_the_system_can_wait(work):
     worker, broadcast = work
     with open_pool(worker, 1, timeout=3e6) as pool:
-        ((_, clients, _),) = next(pool.run("fit", broadcast, tasks({})))
-    assert clients == [0]
+        (reply,) = next(pool.run("fit", broadcast, tasks({})))
+    assert reply.client == 0
 
 
 ORPHANS = """
@@ -154,7 +233,7 @@ from bflcore.testing.problems import problem
 if __name__ == "__main__":
     of = problem()
     pool = ProcessPool(Scripted(of), 1, 0)
-    print(pool._processes[0][0].pid, flush=True)
+    print(pool._processes[0].process.pid, flush=True)
     list(pool.run("fit", begin(Recipe(Map(), None, None, None), of), tasks({{"seconds": 600}})))
 """
 

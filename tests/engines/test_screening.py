@@ -29,9 +29,10 @@ from bflcore.engines.local import Local
 from bflcore.engines.screening import screen_evaluations
 from bflcore.errors import ClientError
 from bflcore.experiments.records import Records
-from bflcore.messages import Evaluation
+from bflcore.messages import Answer, Evaluation, LocalResult
 from bflcore.problem import metrics
 from bflcore.problem.ood import ood_sums
+from bflcore.randomness import SERVER
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.problems import Replies, gaussian, problem, reply
 
@@ -89,6 +90,46 @@ NEGATIVE = [-1e-45, -1e-30, -1.0, -1e10]
 SUBNORMAL = [1e-45, 1e-40, 1.1e-38]
 
 
+class Odd(torch.Tensor):
+    """A tensor whose arithmetic could be anybody's."""
+
+
+@attrs.frozen(eq=False)
+class Overridden(LocalResult):
+    """A result that answers differently each time."""
+
+    def select(self, rows):
+        raise SystemExit
+
+
+ODD = [  # what may not be taken for a plain tensor of real numbers
+    lambda t: t.to(torch.complex64),
+    lambda t: t.to(torch.float32).requires_grad_(),
+    lambda t: torch.nn.Parameter(t.float()),
+    lambda t: t.as_subclass(Odd),
+    lambda t: t.to_sparse(),
+    lambda t: t.to("meta"),
+    lambda t: t[None].expand(3, *t.shape),  # a view with more clients than there are
+    lambda t: t[:0],
+    lambda t: np.asarray(t, object),
+    lambda t: torch.tensor(1.0),
+]
+NO_RESULTS = [  # what an engine may hand on in the place of a result
+    lambda good: None,
+    lambda good: LocalResult,
+    lambda good: {"clients": good.clients, "posterior": good.posterior},
+    lambda good: "result",
+    lambda good: [good],
+    lambda good: object(),
+    lambda good: Answer(good.clients[0], {}),
+    lambda good: Evaluation(good.clients[0], {}, None),
+    lambda good: Overridden(**{f.name: getattr(good, f.name) for f in attrs.fields(LocalResult)}),
+    lambda good: ClientError(good.clients[0], "fit", "x" * 10_000),
+    lambda good: ClientError([0], "fit", "it does not say who it is"),
+    lambda good: ClientError(None, None, None),
+]
+
+
 @st.composite
 def malformed(draw, client):
     """A result of one client that is wrong in one respect, drawn by its structure."""
@@ -113,6 +154,10 @@ def malformed(draw, client):
                 "examples",
                 "family",
                 "no tensor",
+                "key",
+                "kind",
+                "reply",
+                "clients",
             ]
         )
     )
@@ -148,10 +193,28 @@ def malformed(draw, client):
         return attrs.evolve(
             good, posterior=draw(st.sampled_from([Point(values["mean"]), None, {}]))
         )
+    if kind == "key":
+        group = draw(st.sampled_from(["statistics", "memory"]))
+        key = draw(st.sampled_from([0, None, 1.5, True, b"noise", ("noise",), int]))
+        return attrs.evolve(good, **{group: {**getattr(good, group), key: torch.ones(1, 3)}})
     field = draw(st.sampled_from(sorted(values)))
+    if kind == "kind":
+        return changed(good, field, draw(st.sampled_from(ODD))(values[field]))
+    if kind == "reply":
+        return draw(st.sampled_from(NO_RESULTS))(good)
+    if kind == "clients":
+        named = draw(st.sampled_from([None, (), [client], "1", ([client],), (True,), (1.0,), {1}]))
+        return attrs.evolve(good, clients=named)
     return changed(
         good, field, draw(st.sampled_from([None, "text", 3.0, [1.0], np.ones((1, SIZE))]))
     )
+
+
+def names(reply, client):
+    """Return whether a reply, whatever it is, says in the right place whose it is."""
+    if isinstance(reply, ClientError):
+        return type(reply.client) is int
+    return type(reply) is LocalResult and reply.clients == (client,) and reply.clients != (True,)
 
 
 @cache
@@ -167,8 +230,9 @@ def test_whatever_is_wrong_the_client_is_named_and_the_posterior_is_the_others(d
     others = [client for client in range(3) if client != guilty]
     replies = [bad if client == guilty else honest(client) for client in range(3)]
     done, found = outcome(replies)
-    assert [error.client for error in done.dropped] == [guilty]
-    assert done.dropped[0].reason
+    (named,) = [error.client for error in done.dropped]
+    assert named == guilty or (named == SERVER and not names(bad, guilty))
+    assert 0 < len(done.dropped[0].reason) <= 2000
     assert "\n" not in done.dropped[0].reason
     assert done.replied == tuple(others)
     expected = without(guilty)
@@ -224,6 +288,76 @@ def test_a_client_counts_once_and_only_when_asked():
         (0, "it replied twice"),
         (7, "it was not asked"),
     ]
+
+
+@st.composite
+def spoilt(draw, good):
+    """An evaluation, or what is in the place of one, that is wrong in one respect."""
+    kind = draw(st.sampled_from(["reply", "client", "group", "name", "sum", "value", "flag"]))
+    if kind == "reply":
+        return draw(
+            st.sampled_from(
+                [None, Evaluation, "evaluation", {}, [good], 3, honest(1), Answer(1, good.personal)]
+            )
+        )
+    if kind == "client":
+        return attrs.evolve(good, client=draw(st.sampled_from([None, [1], True, 1.0, "1", {}])))
+    if kind == "flag":
+        value = draw(st.sampled_from([None, "yes", [0], 2, torch.tensor([True, False])]))
+        return attrs.evolve(good, validation=value)
+    if kind == "group":
+        group = draw(st.sampled_from(["personal", "shared", "curves", "calibrated", "ood"]))
+        wrong = [3, "sums", [good.personal], {"examples": None}, {0: torch.ones(2)}, torch.ones(3)]
+        wrong += [{"axis": 3}, {"axis": {0.5: 3}}, {"axis": {0.5: good.personal}}]
+        return attrs.evolve(good, **{group: draw(st.sampled_from(wrong))})
+    sums = dict(draw(st.sampled_from([good.personal, good.shared])))
+    name = draw(st.sampled_from(sorted(sums)))
+    if kind == "name":
+        tensor = sums.pop(name)
+        sums |= {draw(st.sampled_from([None, 0, "", name + " ", b"examples"])): tensor}
+    elif kind == "sum":
+        lost = [None, 3.0, "3", np.ones(3, object), Evaluation, sums[name].to("meta")]
+        sums[name] = draw(st.sampled_from([*lost, *(odd(sums[name][None]) for odd in ODD[:-1])]))
+    else:
+        name = draw(st.sampled_from(["accuracy", "examples", "confusion", "bin_count", "ranks"]))
+        sums[name] = sums[name].clone()
+        whole = not sums[name].is_floating_point()
+        wrong = [-1, 10**6] if whole else [-1.0, float("inf"), float("nan"), 1e12, -1e300]
+        sums[name].view(-1)[draw(st.integers(0, sums[name].numel() - 1))] = draw(
+            st.sampled_from(wrong)
+        )
+    return attrs.evolve(good, **{draw(st.sampled_from(["personal", "shared"])): sums})
+
+
+@cache
+def evaluated(client):
+    y = torch.tensor([0, 1, 2, 1, 0])
+    draws = torch.rand(3, 5, 3, generator=torch.Generator().manual_seed(client)).softmax(-1)
+    found = metrics.classification_sums(draws, y)
+    return Evaluation(client, found, {name: tensor.clone() for name, tensor in found.items()})
+
+
+def line_of(replies, clients=4):
+    record = Records("fedavg").add_evaluation(
+        1, 0.5, {}, screen_evaluations(replies, range(clients)), ()
+    )
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+@settings(max_examples=10_000 if THOROUGH else 1_000)
+@given(st.data())
+def test_whatever_a_client_evaluates_the_others_figures_are_theirs(data):
+    guilty = data.draw(st.integers(0, 3), "guilty")
+    bad = data.draw(spoilt(evaluated(guilty)), "evaluation")
+    others = [evaluated(client) for client in range(4) if client != guilty]
+    found = line_of([bad if client == guilty else evaluated(client) for client in range(4)])
+    (dropped,) = found.pop("dropped")
+    named = type(bad) is Evaluation and type(bad.client) is int
+    assert dropped["client"] == (guilty if named else SERVER)
+    assert (dropped["stage"], bool(dropped["reason"])) == ("evaluate", True)
+    expected = line_of(others)
+    assert expected.pop("dropped") == []
+    assert repr(found) == repr(expected)
 
 
 SUMS = {"examples": torch.tensor(4), "correct": torch.tensor(3), "bins": torch.zeros(10)}

@@ -20,7 +20,7 @@ ALWAYS = {
     *("pfedbayes", "fedpop", "ditto"),
 }
 # Two rounds are enough, except for a wide initial Gaussian and for message passing as in the paper.
-ROUNDS = {"bpfed": 10, "em-tdamp-paper": 10}
+ROUNDS = {"bfl-best": 10, "bpfed": 10, "em-tdamp-paper": 10}
 CONSTANT = 0.1  # the accuracy of a constant: every client has as many samples of each class
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bflcore import ClientError, RunError
-from bflcore.experiments.models import Models, read_tensors, write_tensors
+from bflcore.experiments.models import Models, read_tensors, save_tensors
 from bflcore.messages import Personalised
 
 
@@ -55,7 +55,7 @@ def test_an_index_of_another_round_is_refused(tmp_path):
 
 def test_tensors_are_read_to_memory_of_their_own(tmp_path):
     path = tmp_path / "a.safetensors"
-    write_tensors(path, {"b": torch.ones(1), "a": torch.arange(5.0)[1:]}, {"x": [1]})
+    save_tensors(path, {"b": torch.ones(1), "a": torch.arange(5.0)[1:]}, {"x": [1]})
     header, tensors, _ = read_tensors(path)
     assert header == {"x": [1]}
     assert tensors["a"].tolist() == [1, 2, 3, 4]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bflcore import Average, ClientError, Examples, Fixed, Map, component
+from bflcore.engines.base import Wrapped
 from bflcore.engines.local import Local
 from bflcore.errors import RunError
 from bflcore.experiments.records import Records
@@ -117,6 +118,26 @@ def calibrating():
     rows = [range(start, end) for start, end in zip(of.train.start, of.train.end, strict=True)]
     samples = Shares.gather(of.train.x, of.train.y, rows)
     return attrs.evolve(of, calibration=samples, calibrators=(Conformal(),))
+
+
+def test_all_sums_of_the_survey_are_over_the_same_clients():
+    of = attrs.evolve(problem(), standardise=True)
+
+    @attrs.frozen(eq=False)
+    class Faulty(Wrapped):
+        """Client 1 answers the first question with the answer to the second."""
+
+        def survey(self, known, clients):
+            for reply in self.session.survey(known, clients):
+                wrong = Answer(1, {"examples": torch.tensor(6)})
+                yield wrong if reply.client == 1 and not known else reply
+
+    with Local(workers=1).open(of, Map(), bins=10) as session:
+        found = survey(Map(), of, Faulty(session))
+    sizes = {client: of.train.size(client) for client in of.clients}
+    assert [error.client for error in found.dropped] == [1]
+    assert int(found.sums["scaling.count"]) == sum(sizes.values()) - sizes[1]
+    assert int(found.sums["examples"]) == sum(sizes.values()) - sizes[1]
 
 
 def test_the_calibration_adds_up_the_clients_that_answered_and_counts_bytes():

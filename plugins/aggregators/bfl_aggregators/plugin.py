@@ -12,7 +12,12 @@ from bfl_aggregators.products import (
     WeightConsolidation,
     WeightedConflation,
 )
-from bfl_aggregators.robust import Median, TrimmedMean
+from bfl_aggregators.robust import (
+    GeometricMedian,
+    Median,
+    TrimmedMean,
+    TrimmedPrecisionWeightedMean,
+)
 from bfl_aggregators.weightings import Distance, MaxDiscrepancy
 from bflcore import (
     AdditiveAggregator,
@@ -46,7 +51,7 @@ RULES: tuple[type[AdditiveAggregator], ...] = (
 def bfl_aggregators() -> Iterator[type[Aggregator]]:
     """Yield the additive rules and the robust ones."""
     yield from RULES
-    yield from (Median, TrimmedMean)
+    yield from (Median, TrimmedMean, GeometricMedian, TrimmedPrecisionWeightedMean)
 
 
 @hookimpl

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bfl_glm.likelihoods import Bernoulli, Poisson, StudentT
 from scipy import special, stats
 
+from bfl_glm.likelihoods import Bernoulli, Poisson, StudentT
 from bflcore.errors import OptionError
 from bflcore.problem.likelihoods import Predictive
 from bflcore.testing.problems import generator, normal

@@ -136,9 +136,13 @@ class Tdamp(LocalInference):
         """Raise an error unless message passing supports the problem.
 
         `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
-        them, `OptionError` for a likelihood other than `categorical` and `gaussian`, and unless a
-        regression has one output per target.
+        them, `OptionError` unless a regression has one output per target, for a likelihood other
+        than `categorical` and `gaussian`, and for one with offsets: messages do not pass it.
         """
+        if problem.likelihood.counts_labels:
+            raise OptionError(
+                f"likelihood.label_prior: inference {self.name} has no label prior; leave it out"
+            )
         last = problem.network.get_submodule(chain(problem)[-1])
         targets = problem.train.y.shape[-1]
         if not isinstance(problem.likelihood, Categorical | GaussianNoise):

@@ -1,0 +1,1 @@
+"""IVON: Gaussian posteriors at the price of Adam, a plugin of bflcore."""
