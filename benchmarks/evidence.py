@@ -43,6 +43,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "one client": ("pvi", {"clients": 1}, {"inference.damping": 1.0}),  # centralised VI
 }
 SHOWN = ("ece", "nll", "accuracy")
+SHOWN_ROUNDS = {"digits": (20, 60, 120), "small": (100, 200, 300), "dirichlet": (100, 200, 300)}
 
 
 def trained(setting: str, recipe: str, seed: int) -> list[dict[str, Any]]:
@@ -82,27 +83,35 @@ def missing(
 
 
 def table(rows: list[dict[str, Any]], setting: str) -> str:
-    """Return the Markdown table of a setting: means over seeds and their standard errors."""
-    mine = [row for row in rows if row["setting"] == setting]
-    numbers = sorted({row["round"] for row in mine})
-    titles = [f"{name}, {number}" for name in SHOWN for number in numbers]
+    """Return the Markdown table of a setting: means over seeds and their standard errors.
+
+    The last column of each metric is its change from the middle round to the last, seed by seed.
+    """
+    found = {
+        (row["recipe"], row["seed"], row["round"]): row for row in rows if row["setting"] == setting
+    }
+    numbers = SHOWN_ROUNDS[setting]
+    *_, middle, last = numbers
+    columns = [*(f"round {number}" for number in numbers), f"{middle} to {last}"]
+    titles = [f"{name}, {column}" for name in SHOWN for column in columns]
     lines = [f"| recipe | seeds | {' | '.join(titles)} |", "|---" * (len(titles) + 2) + "|"]
-    for recipe in dict.fromkeys(row["recipe"] for row in mine):
+    for recipe in dict.fromkeys(recipe for recipe, _, _ in found):
+        seeds = sorted({seed for name, seed, number in found if (name, number) == (recipe, last)})
         cells = []
         for name in SHOWN:
-            for number in numbers:
-                asked = (recipe, number)
-                cells.append(spread([r[name] for r in mine if (r["recipe"], r["round"]) == asked]))
-        seeds = len({row["seed"] for row in mine if row["recipe"] == recipe})
-        lines.append(f"| {recipe} | {seeds} | {' | '.join(cells)} |")
+            values = {n: [found[recipe, seed, n][name] for seed in seeds] for n in numbers}
+            change = [b - a for a, b in zip(values[middle], values[last], strict=True)]
+            cells += [spread(values[number]) for number in numbers]
+            cells.append(spread(change, "+"))
+        lines.append(f"| {recipe} | {len(seeds)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def spread(values: list[float]) -> str:
-    """Return mean and standard error as text."""
+def spread(values: list[float], sign: str = "") -> str:
+    """Return mean and standard error as text; `sign` is "+" or nothing."""
     if len(values) < 2:
-        return f"{values[0]:.4f}" if values else ""
-    return f"{mean(values):.4f} +- {stdev(values) / len(values) ** 0.5:.4f}"
+        return f"{values[0]:{sign}.4f}" if values else ""
+    return f"{mean(values):{sign}.4f} +- {stdev(values) / len(values) ** 0.5:.4f}"
 
 
 def main() -> None:

@@ -418,6 +418,12 @@ def test_a_round_records_what_its_aggregator_reports(weighting):
     assert run([reply([0], GOOD[[0]])], weighting=weighting)[0].report == {}
 
 
+def test_a_round_records_what_its_clients_report():
+    told = {"report.corrected": torch.tensor([2.0, 0.0, 5.0])}
+    done, _ = run([reply([0, 1, 2], GOOD, statistics=told)], aggregator=Reporting())
+    assert done.report == {"aggregator.parameters": float(SIZE), "inference.corrected": 7.0}
+
+
 def many(clients):
     """Return replies of clients whose ids are neither consecutive nor from zero."""
     all_of_them = gaussian(clients, SIZE)  # float64: how sums are grouped shows in the last bits

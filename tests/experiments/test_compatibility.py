@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from bflcore import (
@@ -14,6 +16,7 @@ from bflcore import (
     Fixed,
     Map,
     Variational,
+    component,
 )
 from bflcore.errors import IncompatibleError
 from bflcore.experiments.compatibility import check, fits, ignored
@@ -55,6 +58,24 @@ def test_a_part_that_does_not_fit_is_refused_naming_those_that_would():
         "hyper empirical-bayes needs posteriors of the family gaussian, but inference map gives "
         "point; hypers that fit: continual, fixed (bfl matrix shows all combinations)"
     )
+
+
+@component
+class Choosy(Variational):
+    """Needs an update that carries the posterior."""
+
+    name = "choosy"
+    needs = MappingProxyType({"hyper": "carries-posterior"})
+
+
+def test_a_part_without_a_needed_tag_is_refused_naming_those_that_have_it():
+    assert fits(Choosy, Continual)
+    assert not fits(Choosy, Fixed)
+    assert fits(Choosy, Average)
+    check(registry(Fixed, Continual), Choosy, Average, Continual)
+    told = "inference choosy does not work with hyper fixed, which lacks the tag carries-posterior"
+    with pytest.raises(IncompatibleError, match=rf"{told} .*; hypers that fit: continual \("):
+        check(registry(Fixed, Continual), Choosy, Fixed)
 
 
 def test_the_refusal_says_when_nothing_would_fit():

@@ -25,6 +25,17 @@ class Vague(ExactSites):
         return Gaussian(found.mean, 4 * cavity.variance), loss
 
 
+@component
+class Restless(ExactSites):
+    """Moves although it saw nothing, as an optimiser that starts elsewhere does."""
+
+    name = "restless"
+
+    def tilt(self, problem, broadcast, cohort, cavity):
+        found, loss = super().tilt(problem, broadcast, cohort, cavity)
+        return Gaussian(found.mean + 1, found.variance / 2), loss
+
+
 def recipe(inference):
     return Recipe(inference, ProductOfChanges(), Equal(), Continual())
 
@@ -155,7 +166,7 @@ def test_a_cavity_that_rounding_made_improper_is_raised_and_counted():
 
 
 def test_a_client_without_samples_sends_the_prior_and_keeps_its_site():
-    of, inference = regression((6, 0)), ExactSites()
+    of, inference = regression((6, 0)), Restless()
     sent = first_broadcast(inference, of)
     result = inference.fit(of, sent, cohort(of, inference, [0, 1]))
     assert torch.equal(result.posterior.mean[1], sent.prior.mean)

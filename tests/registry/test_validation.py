@@ -59,6 +59,7 @@ FAULTS = [
     (INFERENCE, "", "Rule, which has no family; write family = ... in the class"),
     (LIKELIHOOD, "", "Rule, which has no task; write task = ... in the class"),
     (RULE.replace("def fuse", "def fuze"), "", "Rule, which does not define fuse"),
+    (INFERENCE, 'family, needs = "gaussian", "sites"', "its needs must be a mapping of kinds to"),
     (RULE, 'families = "gaussian"', "its families must be a tuple of names, as in families = "),
     (RULE, 'tags = "pools"', "its tags must be a set of names, as in tags = "),
     (

@@ -15,6 +15,7 @@ ROUNDS = "rounds are counted"
 VALID = "the next broadcast is valid"
 SUMS = "summaries add up"
 NEVER_FALLS = "the objective never falls"
+CARRIED = "the posterior is the next prior"
 
 
 def continual(mistake, change):
@@ -68,16 +69,30 @@ WRONG = [
     (continual("Stays in the round", lambda f, b, _: attrs.evolve(f, round=b.round)), {ROUNDS}),
     (
         continual("Has negative variances", with_prior(lambda p: Gaussian(p.mean, -p.variance))),
-        {VALID},
+        {VALID, CARRIED},
     ),
-    (continual("Has a prior in float32", with_prior(lambda p: p.map(torch.Tensor.float))), {VALID}),
-    (continual("Has a prior of clients", with_prior(lambda p: p.map(lambda t: t[None]))), {VALID}),
+    (
+        continual("Has a prior in float32", with_prior(lambda p: p.map(torch.Tensor.float))),
+        {VALID, CARRIED},
+    ),
+    (
+        continual("Has a prior of clients", with_prior(lambda p: p.map(lambda t: t[None]))),
+        {VALID, CARRIED},
+    ),
     (
         continual("Starts from a half", lambda f, *_: attrs.evolve(f, start=f.start[:7])),
-        {VALID},
+        {VALID, CARRIED},
     ),
     (bayes("Takes a mean instead of a sum", summarise=mean_instead_of_sum), {SUMS}),
     (bayes("Takes the first client's weight for all", summarise=weight_of_the_first), {SUMS}),
+    (
+        continual("Widens the prior", with_prior(lambda q: Gaussian(q.mean, 2 * q.variance))),
+        {CARRIED},
+    ),
+    (
+        wrong(Fixed, "Claims to carry the posterior", tags=frozenset({"carries-posterior"})),
+        {CARRIED},
+    ),
     (bayes("Claims to be monotone and shrinks the prior", update=too_certain), {NEVER_FALLS}),
 ]
 
@@ -93,7 +108,11 @@ def test_a_right_update_passes(base):
 
 
 def test_every_check_has_an_update_that_fails_it():
-    names = sentences(hyper_checks.checks_of(EmpiricalBayes))
+    names = {
+        name
+        for part in (EmpiricalBayes, Continual)
+        for name in sentences(hyper_checks.checks_of(part))
+    }
     assert set().union(*(expected for _, expected in WRONG)) == names
 
 

@@ -16,7 +16,7 @@ from bfl_aggregators.plugin import (
     WeightedConflation,
     WeightedSum,
 )
-from bflcore import Average, Gaussian, component
+from bflcore import Average, Gaussian, ProductOfChanges, component
 from bflcore.testing import aggregation_laws as laws
 from bflcore.testing import aggregation_relations as relations
 
@@ -43,6 +43,12 @@ def total(values):
 
 def spread(w, mu):
     return total(w * (mu - total(w * mu)) ** 2)
+
+
+def floored(mu, s, prior):
+    """The product of changes, never wider than the prior."""
+    mean, variance = consolidated(mu, s, prior, surplus=len(s) - 1)
+    return mean, variance.minimum(prior.variance)
 
 
 def doubled(self, posteriors, weights, prior):
@@ -162,6 +168,19 @@ SINGLE = {
             lambda w, mu, s, prior: consolidated(mu, s, prior, surplus=len(s) - 1, at=0.0),
         ),
         laws.unchanged_priors_come_back,
+    ),
+    "product of changes that loses certainty to a floor": (
+        wrong(ProductOfChanges, lambda w, mu, s, prior: floored(mu, s, prior)),
+        laws.changes_multiply,
+    ),
+    "product of changes that counts the first client twice": (
+        wrong(
+            ProductOfChanges,
+            lambda w, mu, s, prior: consolidated(
+                torch.cat([mu, mu[:1]]), torch.cat([s, s[:1]]), prior, surplus=len(s)
+            ),
+        ),
+        laws.changes_multiply,
     ),
     "median of an even number that takes the lower": (
         wrong(Median, lambda w, mu, s, _: (mu.median(0).values, s.median(0).values)),
