@@ -34,9 +34,10 @@ from bflcore.data.sources import FashionMNIST
 from bflcore.errors import RoundError
 from bflcore.experiments.prepare import Prepared, prepare
 from bflcore.experiments.resolve import resolve
+from bflcore.experiments.surveys import survey
 from bflcore.problem import Shares
 from bflcore.registry.loading import load_registry
-from bflcore.rounds import Recipe, begin, run_round, survey
+from bflcore.rounds import Recipe, begin, run_round
 
 ROUNDS = (1, 3, 5, 10, 15, 20, 50, 100)  # those that are printed
 NETS = {"boston": [64, 64], "mnist5k": [128], "fashion-mnist": [128]}

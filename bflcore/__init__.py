@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bflcore.aggregation import AdditiveAggregator, Aggregator, Average, Statistics
+from bflcore.aggregation import (
+    AdditiveAggregator,
+    Aggregator,
+    Average,
+    ProductOfChanges,
+    Statistics,
+)
 from bflcore.api import (
     ClassPrediction,
     ClientModel,
@@ -36,13 +42,14 @@ from bflcore.hyper import Accumulate, Continual, EmpiricalBayes, Fixed, HyperUpd
 from bflcore.inference.base import LocalInference
 from bflcore.inference.gradient import GradientInference
 from bflcore.inference.point import Map, PointInference
+from bflcore.inference.sites import SiteInference
 from bflcore.inference.variational import Variational, VariationalInference
 from bflcore.layout import Layout
 from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models.base import Model
 from bflcore.options import Component, component, option
-from bflcore.posteriors import ExponentialFamily, Gaussian, Point, Posterior
+from bflcore.posteriors import DenseGaussian, ExponentialFamily, Gaussian, Point, Posterior
 from bflcore.problem import Problem, Shares
 from bflcore.problem.calibration.base import Calibrator
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
@@ -60,14 +67,15 @@ __version__ = "0.1.0"
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
     "Calibrator", "Categorical", "ClassPrediction", "ClientError", "ClientModel", "Cohort",
-    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "EmpiricalBayes",
-    "Engine", "Equal", "Examples", "ExponentialFamily", "FedAvg", "FedVI", "Fixed", "Gaussian",
-    "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError", "LabelNoise",
-    "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map", "Method", "Model",
-    "OptionError", "Partitioner", "PluginError", "Point", "PointInference", "Posterior",
-    "Prediction", "Predictive", "Problem", "Run", "RunError", "Session", "Shares", "Statistics",
-    "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
-    "component", "hookimpl", "load", "load_model", "option", "resume", "run",
+    "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "DenseGaussian",
+    "EmpiricalBayes", "Engine", "Equal", "Examples", "ExponentialFamily", "FedAvg", "FedVI",
+    "Fixed", "Gaussian", "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError",
+    "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map",
+    "Method", "Model", "OptionError", "Partitioner", "PluginError", "Point", "PointInference",
+    "Posterior", "Prediction", "Predictive", "Problem", "ProductOfChanges", "Run", "RunError",
+    "Session", "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
+    "VariationalInference", "Weighting", "check_weights", "component", "hookimpl", "load",
+    "load_model", "option", "resume", "run",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.

@@ -21,7 +21,7 @@ import attrs
 from bflcore.errors import OptionError
 from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
-from bflcore.posteriors import Posterior
+from bflcore.posteriors import ExponentialFamily, Gaussian, Posterior
 from bflcore.weighting import check_weights
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "Aggregator",
     "Average",
     "CoordinatewiseAggregator",
+    "ProductOfChanges",
     "State",
     "Statistics",
     "add_sums",
@@ -97,6 +98,7 @@ class Aggregator(Component, abc.ABC):
             "narrow": "the fused variance is at most the weighted mean of the clients'",
             "mixture": "the variance of the means is part of the fused variance",
             "subtracts-prior": "what the clients share through their prior counts once",
+            "multiplies-changes": "the fused density is the prior times what each client changed",
         }
     )
 
@@ -339,3 +341,54 @@ class Average(CoordinatewiseAggregator):
         if "variance" in fields and self.on == "std":
             fields["variance"] = fields["variance"].square()
         return prior.unpack(fields)
+
+
+# Replace variances of 0 in float64: beside a client's no other precision counts, nor the prior's.
+CERTAIN, CERTAIN_PRIOR = 1e-150, 1e-120
+
+
+@component
+class ProductOfChanges(CoordinatewiseAggregator):
+    """Multiply the prior by what each client changed: q prod_k (q_k / q).
+
+    Natural parameters eta add up: eta = eta_0 + sum_k (eta_k - eta_0), where eta_0 is the prior's,
+    which every client started from. Weights are ignored. There is no floor: clients that keep their
+    own factors (`bflcore.inference.sites`) send none whose product is improper.
+    """
+
+    name = "product-of-changes"
+    reference = "Ashman et al. 2022, Algorithm 1; Bui et al. 2018, Algorithm 1"
+    families = ("gaussian", "dense-gaussian")
+    tags = frozenset(
+        {"adds-evidence", "additive", "subtracts-prior", "adds-precision", "multiplies-changes"}
+    )
+    weighs = False
+    ignores_weights_because = "every client's change counts in full"
+
+    def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
+        """Sum eta_k - eta_0 ``[P]``, by natural parameter."""
+        before = _natural(prior, CERTAIN_PRIOR)
+        return {n: (t - before[n]).sum(0) for n, t in _natural(posteriors, CERTAIN).items()}
+
+    def decode(self, total: Statistics, prior: Posterior) -> Posterior:
+        """Add eta_0."""
+        before = _natural(prior, CERTAIN_PRIOR)
+        fused = _exponential(prior).from_natural({n: t + before[n] for n, t in total.items()})
+        if not isinstance(fused, Gaussian):
+            return fused
+        certain = fused.variance.abs() < 2 * CERTAIN
+        return Gaussian(fused.mean, fused.variance.masked_fill(certain, 0.0))
+
+
+def _natural(posterior: Posterior, certain: float) -> dict[str, Tensor]:
+    """Return the natural parameters ``[..., P]`` in float64; `certain` replaces variances of 0."""
+    if isinstance(posterior, Gaussian):
+        variance = posterior.variance.double().clamp_min(certain)
+        return Gaussian(posterior.mean.double(), variance).natural()
+    exact = _exponential(posterior)
+    return exact.map(lambda t: t.double() if t.is_floating_point() else t).natural()
+
+
+def _exponential(posterior: Posterior) -> ExponentialFamily:
+    assert isinstance(posterior, ExponentialFamily), "the registry admits no other"  # noqa: S101
+    return posterior

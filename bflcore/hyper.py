@@ -37,7 +37,13 @@ class HyperUpdate(Component, abc.ABC):
 
     kind: ClassVar[str] = "hyper"
     families: ClassVar[tuple[str, ...]] = ()  # posterior families it can update; empty: any
-    known_tags = MappingProxyType({"monotone": "sum_k w_k KL(q_k || prior) never rises (checked)"})
+    known_tags = MappingProxyType(
+        {
+            "monotone": "sum_k w_k KL(q_k || prior) never rises (checked)",
+            "carries-posterior": "the fused posterior is the next start and, unless a variance is "
+            "0, the next prior (checked)",
+        }
+    )
 
     def summarise(self, result: LocalResult, weights: Tensor, broadcast: Broadcast) -> Statistics:
         """Return sums over the clients of `result` (weights ``[K]``).
@@ -120,7 +126,8 @@ class Continual(HyperUpdate):
 
     name = "continual"
     reference = "Chen et al. 2023 (BPFed), eq. 10; zero variances: Chen et al. 2024 (FedSI)"
-    families = ("point", "gaussian")
+    families = ("point", "gaussian", "dense-gaussian")
+    tags = frozenset({"carries-posterior"})
 
     zero_variance: float = option(
         ZERO_VARIANCE,

@@ -22,17 +22,24 @@ __all__ = [
     "Evaluation",
     "LocalResult",
     "Personalised",
+    "nbytes",
     "within",
 ]
 
 SURVEY = "survey."  # prefix of what a broadcast's `hyper` holds of the survey
 CALIBRATION = "calibration."  # prefix of what `hyper` holds of the calibration, at the end
+REPORTED = "report."  # prefix of statistics that are summed for the user
 KNOWN = "known prior"  # in place of a prior that clients know: a tensor without content
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors ``[...]`` whose names begin with `prefix`, without the prefix."""
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many bytes the numbers of the tensors ``[...]`` take."""
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 @attrs.frozen(eq=False)
@@ -153,8 +160,9 @@ class LocalResult:
     """What clients send back, client axis first; `memory` never leaves the client.
 
     `posterior` ``[K, P_shared]``; `statistics` ``[K, ...]`` are sent too, for the hyperparameter
-    update; `examples` ``[K]`` counts training samples; `loss` ``[K]`` is the mean negative log
-    likelihood in nats per sample over the round's steps.
+    update, and those called ``report.NAME`` for the user, who reads their sum as
+    ``inference.NAME``; `examples` ``[K]`` counts training samples; `loss` ``[K]`` is the mean
+    negative log likelihood in nats per sample over the round's steps.
     """
 
     clients: tuple[int, ...]

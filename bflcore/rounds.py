@@ -1,12 +1,12 @@
-"""The survey, the round loop and the calibration.
+"""The round loop.
 
                 prior, start  [P]                     posteriors [K, P], statistics
     server  ───────────────────────────►  clients ───────────────────────────────►  server
     hyper.update                          inference.fit           screen, weighting, aggregator
 
 Engines replace the middle arrow and nothing else. What the server keeps between rounds is exactly
-what it sends: the `Broadcast`. Before round 1 it knows of the data what the *survey* tells it: sums
-over clients. After the last round, calibrators get sums over samples that nobody trained on.
+what it sends: the `Broadcast`. What clients answer before round 1 and after the last one is in
+`bflcore.experiments.surveys`.
 
 A *block* is a fixed number of consecutive clients of the sorted cohort. Its clients are added in
 order, and the sums of blocks are merged in order: wherever a block is summed, and however many
@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from bflcore.aggregation import Aggregator, State, Statistics, add_sums
-from bflcore.engines.screening import screen, screen_answer, screen_fused
+from bflcore.engines.screening import screen, screen_fused
 from bflcore.engines.trust import TrustRegion
 from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
 from bflcore.lazy import lazy
-from bflcore.messages import CALIBRATION, SURVEY, Broadcast, Cohort, LocalResult, within
-from bflcore.problem.calibration.base import ANSWERED
-from bflcore.problem.scaling import moments
+from bflcore.messages import REPORTED, SURVEY, Broadcast, LocalResult, nbytes, within
 from bflcore.randomness import SERVER, numpy_stream
 from bflcore.weighting import Weighting, check_weights
 
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bflcore.engines.base import Session
-    from bflcore.messages import Answer
     from bflcore.posteriors import Posterior
     from bflcore.problem.base import Problem
 else:
@@ -51,12 +48,9 @@ __all__ = [
     "Recipe",
     "Round",
     "Sums",
-    "Survey",
     "begin",
-    "calibrate",
     "run_round",
     "sample_cohort",
-    "survey",
 ]
 
 BLOCK = 32  # clients per block
@@ -76,8 +70,8 @@ class Recipe:
 class Round:
     """What one round produced: the next broadcast, and its record.
 
-    `report` holds the aggregator's numbers, for example how many coordinates it had to floor;
-    `heaviest` is the client with the largest weight, and its share of all weight.
+    `report` holds numbers of the parts, for example `aggregator.floored`: how many coordinates it
+    had to floor. `heaviest` is the client with the largest weight, and its share of all weight.
     """
 
     broadcast: Broadcast
@@ -123,111 +117,6 @@ class Sums:
         return cls(State(prior, within(tensors, "state.")), within(tensors, "hyper."))
 
 
-@attrs.frozen(eq=False)
-class Survey:
-    """What clients answered: the sums ``[...]`` by name, who was left out, and what was sent."""
-
-    sums: Mapping[str, Tensor]
-    dropped: tuple[ClientError, ...]
-    bytes_up: int
-    bytes_down: int
-
-
-def survey(
-    inference: LocalInference, problem: Problem, session: Session, min_clients: int = 1
-) -> Survey:
-    """Add up the clients' answers before round 1.
-
-    If samples are to be standardised, the clients are asked for their moments first, and then
-    `LocalInference.survey` sees standardised samples. Raises `RoundError` if fewer than
-    `min_clients` give a valid answer.
-    """
-    sums: dict[str, Tensor] = {}
-    dropped: list[ClientError] = []
-    up = down = 0
-    clients = problem.clients
-    for form in _forms(inference, problem):
-        down += len(clients) * _nbytes(sums)
-        found, answered = _add_up(session.survey(sums, clients), clients, form, "survey")
-        dropped += found.dropped
-        up += found.bytes_up
-        if len(answered) < min_clients:
-            raise _too_few("before round 1", "survey", answered, clients, min_clients, dropped)
-        sums |= found.sums
-    return Survey(sums, tuple(dropped), up, down)
-
-
-def calibrate(
-    problem: Problem, session: Session, broadcast: Broadcast, min_clients: int = 1
-) -> tuple[Broadcast, Survey]:
-    """Add up the clients' sums over calibration samples after the last round.
-
-    Returns the broadcast with the total, and with the clients that are in it, and what it cost.
-    Raises `RoundError` if fewer than `min_clients` give a valid answer.
-    """
-    clients, form = problem.clients, problem.uncalibrated()
-    found, answered = _add_up(session.calibrate(broadcast, clients), clients, form, "calibrate")
-    if len(answered) < min_clients:
-        when = f"after round {broadcast.round}"
-        raise _too_few(when, "calibration", answered, clients, min_clients, found.dropped)
-    total = {**found.sums, ANSWERED: torch.tensor(answered, device=problem.device)}
-    hyper = {**broadcast.hyper, **{f"{CALIBRATION}{name}": t for name, t in total.items()}}
-    down = len(clients) * _nbytes(broadcast.sent())
-    return attrs.evolve(broadcast, hyper=hyper), attrs.evolve(found, bytes_down=down)
-
-
-def _add_up(
-    replies: Iterable[Answer | ClientError],
-    asked: Sequence[int],
-    form: Mapping[str, Tensor],
-    stage: str,
-) -> tuple[Survey, list[int]]:
-    """Return the sum of the valid answers, which have this form, and whose they are.
-
-    Those of clients that were not asked are left out, and all but the first of a client's.
-    """
-    known = frozenset(asked)
-    dropped: list[ClientError] = []
-    answered: dict[int, None] = {}  # in order of arrival
-    total: Statistics = {}
-    up = 0
-    for reply in replies:
-        answer = screen_answer(reply, form, stage)
-        if isinstance(answer, ClientError):
-            dropped.append(answer)
-            continue
-        if answer.client not in known or answer.client in answered:
-            reason = "it answered twice" if answer.client in answered else "it was not asked"
-            dropped.append(ClientError(answer.client, stage, reason))
-            continue
-        up += _nbytes(answer.sums)
-        answered[answer.client] = None
-        total = add_sums(total, dict(answer.sums))
-    return Survey(total, tuple(dropped), up, 0), list(answered)
-
-
-def _too_few(
-    when: str,
-    asked: str,
-    answered: Sequence[int],
-    clients: Sequence[int],
-    due: int,
-    dropped: Sequence[ClientError],
-) -> RoundError:
-    return RoundError(
-        f"{when}: {len(answered)} of {len(clients)} clients answered the {asked}, {due} are needed "
-        f"(--min-clients): {'; '.join(map(str, dropped[:3]))}"
-    )
-
-
-def _forms(inference: LocalInference, problem: Problem) -> list[dict[str, Tensor]]:
-    """Return the form of each answer ``[...]`` that the clients are asked for, in order."""
-    x, y = problem.train.x[:0], problem.train.y[:0]
-    nobody = Cohort((SERVER,), x[None], y[None], (0,), {}, problem.seed, 0)
-    asked = {name: t[0] for name, t in inference.survey(problem, nobody).items()}
-    return [moments(x, y, problem.indicators), asked] if problem.standardise else [asked]
-
-
 def begin(recipe: Recipe, problem: Problem) -> Broadcast:
     """Return the first broadcast: the shared halves of the initial posterior and of the prior."""
     prior = recipe.inference.prior(problem).split(problem.layout)[0]
@@ -240,11 +129,13 @@ def begin(recipe: Recipe, problem: Problem) -> Broadcast:
     )
 
 
-def sample_cohort(clients: Sequence[int], size: int, seed: int, round: int) -> tuple[int, ...]:
+def sample_cohort(
+    clients: Sequence[int], size: int, seed: int, round: int, purpose: str = "cohort"
+) -> tuple[int, ...]:
     """Draw the round's clients without replacement, in order of their ids."""
     if size >= len(clients):
         return tuple(clients)
-    drawn = numpy_stream(seed, round, SERVER, "cohort").choice(len(clients), size, replace=False)
+    drawn = numpy_stream(seed, round, SERVER, purpose).choice(len(clients), size, replace=False)
     return tuple(clients[int(i)] for i in sorted(drawn))
 
 
@@ -286,7 +177,8 @@ def run_round(
     if not tally.replied:
         return tally.pass_over(time.perf_counter() - clock)
     with blamed(rule, number):
-        posterior, report = rule.finish(total.state), rule.report(total.state)
+        posterior = rule.finish(total.state)
+        report = {f"aggregator.{name}": n for name, n in rule.report(total.state).items()}
         screen_fused(rule, posterior, broadcast.start, number)
     with blamed(recipe.hyper, number):
         following = broadcast.followed_by(recipe.hyper.update(broadcast, posterior, total.hyper))
@@ -312,6 +204,7 @@ class Tally:
         self.loss = 0.0
         self.bytes_up = 0
         self.client_seconds = 0.0
+        self.reported: dict[str, float] = {}
 
     def screen(
         self,
@@ -366,6 +259,9 @@ class Tally:
         self.replied.append(client)
         self.weights.append(weights)  # one number per client, checked when all are known
         self.loss += float(result.loss[0])
+        for name, value in within(result.statistics, REPORTED).items():
+            full = f"inference.{name}"
+            self.reported[full] = self.reported.get(full, 0.0) + float(value.sum())
         return sums
 
     def drop(self, client: int, reason: str) -> None:
@@ -378,7 +274,8 @@ class Tally:
             reasons = "; ".join(str(failure) for failure in self.dropped[:3])
             raise RoundError(
                 f"round {self.broadcast.round + 1}: {len(self.replied)} of {len(self.clients)} "
-                f"clients gave a valid result, {min_clients} are needed (--min-clients): {reasons}"
+                f"clients gave a valid result, {min_clients} are needed (--min-clients): "
+                f"{reasons}; to go on with fewer, set min_clients in the run's experiment.toml"
             )
         if self.replied:
             check_weights(torch.cat(self.weights), len(self.replied), self.replied)
@@ -396,10 +293,10 @@ class Tally:
             tuple(self.replied),
             tuple(self.dropped),
             self.bytes_up,
-            len(self.clients) * _nbytes(self.broadcast.sent()),
+            len(self.clients) * nbytes(self.broadcast.sent()),
             self.client_seconds,
             seconds - self.client_seconds,
-            report,
+            {**report, **self.reported},
             self._heaviest(),
         )
 
@@ -416,10 +313,6 @@ def _uploaded(reply: LocalResult | ClientError) -> int:
     if isinstance(reply, ClientError):
         return 0
     try:
-        return _nbytes(reply.posterior.pack()) + _nbytes(reply.statistics)
+        return nbytes(reply.posterior.pack()) + nbytes(reply.statistics)
     except Exception:  # noqa: BLE001 - a client may send anything; the screen says what
         return 0
-
-
-def _nbytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())

@@ -175,7 +175,7 @@ def way_of_a_posterior() -> list[Step]:
         module = ours(frame)
         name = frame.f_code.co_qualname
         hidden = "<" in name or name.rpartition(".")[2].startswith("_")
-        if not module.startswith("bflcore.") or hidden or module.endswith(".posteriors"):
+        if not module.startswith("bflcore.") or hidden or ".posteriors." in module:
             return
         if event == "call" and carries(frame):
             step = (module.removeprefix("bflcore."), name)

@@ -63,7 +63,7 @@ class Program(nn.Module):
     def __init__(self, model: ClientModel, calls: Sequence[tuple[Any, Tensor, Any]]) -> None:
         super().__init__()
         self._described, self._scaling = model.description, model.problem.train.scaling
-        self._problem: Problem = attrs.evolve(model.problem, network=calls[0][0])
+        self._problem: Problem = attrs.evolve(model.bound, network=calls[0][0])
         self._masks = {
             name: torch.stack([own[name] for _, _, own in calls]) for name in calls[0][2]
         }

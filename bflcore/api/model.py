@@ -11,10 +11,11 @@ import attrs
 
 from bflcore.api.inputs import samples
 from bflcore.api.prediction import Prediction, prediction_of
-from bflcore.errors import RunError
+from bflcore.errors import OptionError, RunError
 from bflcore.lazy import lazy
 from bflcore.messages import CALIBRATION, Broadcast, Cohort, within
 from bflcore.problem.calibration.base import fit
+from bflcore.problem.label_prior import LABEL_COUNTS
 from bflcore.randomness import stream
 
 if TYPE_CHECKING:
@@ -80,16 +81,19 @@ class ClientModel:
         with torch.no_grad(), pool.single_threaded():  # as in evaluation: equal to the bit
             parts = [self.predictive(block) for block in inputs.split(work.BLOCK)]
         classes = self.description.classes if likelihood.task == "classification" else ()
-        return prediction_of(parts, classes, self.problem.train.scaling, self._fitted(calibrated))
+        return prediction_of(
+            parts,
+            classes,
+            self.problem.train.scaling,
+            self._fitted(calibrated),
+            likelihood.least,
+        )
 
     @property
     def posterior(self) -> dict[str, dict[str, Tensor]]:
         """The posterior's moments or draws ``[..., *shape]``: field, then name of the parameter."""
-        layout = self.problem.layout
-        packed = self._posterior().pack()
-        if "mean" not in packed:
-            packed = {"mean": self._posterior().mean, **packed}
-        whole = {name: t for name, t in packed.items() if t.shape[-1] == layout.total}
+        found, layout = self._posterior().marginals(), self.problem.layout
+        whole = {name: t for name, t in found.items() if t.shape[-1] == layout.total}
         return {name: self._by_parameter(tensor) for name, tensor in whole.items()}
 
     def sample(self, n: int, seed: int = 0) -> list[dict[str, Tensor]]:
@@ -139,10 +143,34 @@ class ClientModel:
         """
         return exporting.write_program(self, Path(path), draws)
 
+    def assuming(self, label_prior: str) -> ClientModel:
+        """Return the model that predicts samples with other label frequencies.
+
+        `label_prior`: ``client``, ``pooled`` or ``uniform`` (see `Categorical`); it is also that of
+        the files that the model returned writes. Raises `OptionError` for another word, or if the
+        likelihood does not count labels.
+        """
+        likelihood = self.problem.likelihood
+        if not likelihood.counts_labels:
+            raise OptionError(
+                f"--label-prior: the model was trained without one (likelihood {likelihood.name}); "
+                "leave it out"
+            )
+        changed = {"predict_label_prior": label_prior}
+        problem = attrs.evolve(self.problem, likelihood=likelihood.replace(**changed))
+        settings = {**self.settings, "likelihood": {**self.settings["likelihood"], **changed}}
+        return attrs.evolve(self, problem=problem, settings=settings)
+
     def predictive(self, inputs: Tensor) -> Predictive:
         """Predict samples ``[B, ...]`` as the network gets them, before anything is averaged."""
-        cohort = self._cohort()
-        return self.inference.predict(self.problem, self.broadcast, cohort, inputs[None])
+        return self.inference.predict(self.bound, self.broadcast, self._cohort(), inputs[None])
+
+    @property
+    def bound(self) -> Problem:
+        """The problem with the client's own offset, where the likelihood has one."""
+        if LABEL_COUNTS not in self.memory:
+            return self.problem.for_server()
+        return self.problem.for_client(self._cohort(), predicting=True)
 
     def _fitted(self, calibrated: bool) -> tuple[Fitted, ...]:
         """Return what the predictions are calibrated with."""

@@ -212,6 +212,7 @@ class TargetPrediction(Prediction):
     aleatoric: Tensor
     epistemic: Tensor
     scale: tuple[Tensor, Tensor] | None = None  # centre and unit of standardised targets
+    least: float = -math.inf  # smallest possible target
 
     @property
     def std(self) -> Tensor:
@@ -231,7 +232,7 @@ class TargetPrediction(Prediction):
                 found = found * self.scale[1] + self.scale[0]
             return found[0], found[1]
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.std
-        return self.mean - reach, self.mean + reach
+        return (self.mean - reach).clamp_min(self.least), self.mean + reach
 
     def columns(self, coverage: float | None = None) -> dict[str, list[object]]:
         """Return mean, std, lower and upper end of `interval`, numbered if there are more targets.
@@ -254,10 +255,12 @@ def prediction_of(
     classes: tuple[str, ...],
     scaling: Scaling | None,
     fitted: tuple[Fitted, ...] = (),
+    least: float = -math.inf,
 ) -> Prediction:
     """Join the predictions of one client ``[1, S, B, C]``, block by block, to one prediction.
 
-    `scaling` is that of the targets, if they were standardised; `fitted` adjust the predictions.
+    `scaling` is that of the targets, if they were standardised; `fitted` adjust the predictions;
+    no target is below `least`.
     """
     made, joined = _join(parts), _join([adjust(fitted, part) for part in parts])
     draws, noise = joined.draws[0], joined.noise
@@ -271,7 +274,7 @@ def prediction_of(
         centre, unit = scale
         draws, mean = draws * unit + centre, mean * unit + centre
         noise, epistemic = noise * unit.square(), epistemic * unit.square()
-    return TargetPrediction(draws, made, fitted, mean, noise, epistemic, scale)
+    return TargetPrediction(draws, made, fitted, mean, noise, epistemic, scale, least)
 
 
 def _join(parts: Sequence[Predictive]) -> Predictive:

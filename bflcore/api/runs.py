@@ -19,6 +19,7 @@ from bflcore.errors import OptionError, RunError, unknown
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
 from bflcore.options.text import value_text
+from bflcore.problem.label_prior import LABEL_COUNTS
 from bflcore.randomness import SERVER
 
 if TYPE_CHECKING:
@@ -29,11 +30,20 @@ if TYPE_CHECKING:
     from bflcore.data.tables import Table
     from bflcore.data.user import Arrays
     from bflcore.engines import pool
-    from bflcore.experiments import caveats, directory, environment, integrity, prepare, resolve
+    from bflcore.experiments import (
+        caveats,
+        coefficients,
+        directory,
+        environment,
+        integrity,
+        prepare,
+        resolve,
+    )
     from bflcore.experiments import description as describing
     from bflcore.experiments import resume as resuming
     from bflcore.experiments import run as running
     from bflcore.experiments.checkpoint import Checkpoint
+    from bflcore.experiments.coefficients import Coefficient
     from bflcore.experiments.models import Models
     from bflcore.experiments.records import Record
     from bflcore.experiments.run import Progress
@@ -44,6 +54,7 @@ else:
     torch = lazy("torch")
     pool = lazy("bflcore.engines.pool")
     caveats = lazy("bflcore.experiments.caveats")
+    coefficients = lazy("bflcore.experiments.coefficients")
     describing = lazy("bflcore.experiments.description")
     directory = lazy("bflcore.experiments.directory")
     flags = lazy("bflcore.api.flags")
@@ -112,6 +123,16 @@ class Run:
         """The columns of the table that the run was trained on; None if it was not a table."""
         return self._description.schema
 
+    def coefficients(self, level: float = 0.95) -> list[Coefficient]:
+        """Return a linear predictor's coefficients with credible intervals of a `level`.
+
+        In the units of the data: the change of the linear predictor (log-odds, log rate, target)
+        per unit of a column, or of a category against the first one. Raises `RunError` for a run of
+        another model, `OptionError` unless 0 < `level` < 1.
+        """
+        self._check_finished()
+        return coefficients.read_coefficients(self.path, level)
+
     @property
     def server(self) -> ClientModel:
         """The server's model. Raises `RunError` if clients keep a part of it to themselves."""
@@ -157,8 +178,10 @@ class Run:
         x, y = features[None], targets[None]
         cohort = Cohort((number,), x, y, (count,), memory, problem.seed, saved.round, novel=True)
         with pool.single_threaded():
-            own = self._inference.personalise(problem, saved, cohort)
+            own = self._inference.personalise(problem.for_client(cohort), saved, cohort)
         kept = {name: tensor[0].detach() for name, tensor in own.items()}
+        if problem.likelihood.counts_labels:
+            kept[LABEL_COUNTS] = problem.label_counts(cohort)[0]
         return attrs.evolve(one, memory=kept, size=count, novel=True)
 
     def _model(self, id: int | str, number: int, memory: Mapping[str, torch.Tensor]) -> ClientModel:

@@ -33,6 +33,7 @@ COMMANDS = {
     "resume": ("bflcore.cli.resume", "Continue a run exactly where it stopped."),
     "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
+    "coefficients": ("bflcore.cli.results", "Print a linear predictor's coefficients."),
     "predict": ("bflcore.cli.models", "Predict samples with a model of a finished run."),
     "export": ("bflcore.cli.models", "Write a model of a finished run to one file."),
     "adapt": ("bflcore.cli.models", "Make a model for a client that a run never saw."),
@@ -129,9 +130,21 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError:
         _refuse("there is not enough memory; use less data or a smaller model", debug)
     except Exception as error:  # noqa: BLE001 - a defect, of ours or of a plugin: still one line
-        step = "this is a defect: add --debug for the traceback, and report it"
-        _refuse(f"unexpected {described(error, None)}; {step}", debug, status=1)
+        _refuse(_defect(error), debug, status=1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _defect(error: Exception) -> str:
+    """Say what was not expected, and whose defect it is."""
+    said = f"unexpected {described(error, None)}"
+    from bflcore.registry.loading import load_registry
+
+    if plugin := load_registry().blamed(error):
+        return (
+            f"plugin {plugin.name} {plugin.version} failed: {said}; report it to its authors (add "
+            "--debug for the traceback)"
+        )
+    return f"{said}; this is a defect: add --debug for the traceback, and report it"
 
 
 def _show(

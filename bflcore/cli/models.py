@@ -28,6 +28,13 @@ CLIENT = click.option(
 )
 DEVICE = click.option("--device", default="", help="device [default: that of the run]")
 
+LABEL_PRIOR = click.option(
+    "--label-prior",
+    type=click.Choice(["client", "pooled", "uniform"]),
+    help="label frequencies of the samples to predict, for runs with likelihood.label_prior "
+    "[default: the run's predict_label_prior]",
+)
+
 
 def _out(flag: str, text: str) -> Callable[[Any], Any]:
     return click.option(flag, "out", required=True, type=click.Path(path_type=Path), help=text)
@@ -44,9 +51,16 @@ def _out(flag: str, text: str) -> Callable[[Any], Any]:
     help="rate at which sets or intervals have the target, for runs with --calibration-fraction "
     "[default: 0.9]",
 )
+@LABEL_PRIOR
 @DEVICE
 def predict(
-    run: Path, samples: Path, id: str | None, out: Path, coverage: float | None, device: str
+    run: Path,
+    samples: Path,
+    id: str | None,
+    out: Path,
+    coverage: float | None,
+    label_prior: str | None,
+    device: str,
 ) -> None:
     """Predict the samples in INPUT with a model of RUN, and say how uncertain it is.
 
@@ -58,7 +72,7 @@ def predict(
     from bflcore.api.tables import check_table, write_table
 
     check_table(out)
-    model = _model(run, id, device)
+    model = _model(run, id, device, label_prior)
     x = read_samples(samples, model.description.shape, model.description.schema)
     with _notes():
         columns = _columns(model, x, coverage)
@@ -71,8 +85,16 @@ def predict(
 @CLIENT
 @_out("--to", "file to write (.safetensors or .bfl, .pt2, .onnx)")
 @click.option("--draws", type=int, help="draws to average (.pt2, .onnx) [default: the model's]")
+@LABEL_PRIOR
 @DEVICE
-def export(run: Path, id: str | None, out: Path, draws: int | None, device: str) -> None:
+def export(
+    run: Path,
+    id: str | None,
+    out: Path,
+    draws: int | None,
+    label_prior: str | None,
+    device: str,
+) -> None:
     """Write a model of RUN to one file.
 
     A .safetensors or .bfl file has the model's tensors and how they are used: bfl predict and
@@ -86,7 +108,7 @@ def export(run: Path, id: str | None, out: Path, draws: int | None, device: str)
             f"{', '.join((*STORED, *PROGRAMS))}"
         )
     if out.suffix in PROGRAMS:
-        said = _model(run, id, device or "cpu").export(out, draws)
+        said = _model(run, id, device or "cpu", label_prior).export(out, draws)
         click.echo(f"program: {out}\n{said}")
         return
     if draws is not None:
@@ -94,7 +116,7 @@ def export(run: Path, id: str | None, out: Path, draws: int | None, device: str)
             f"--draws: {out} holds the posterior, not draws; leave it out, or write a "
             f"{' or '.join(PROGRAMS)} file"
         )
-    click.echo(f"model: {_model(run, id, device).save(out)}")
+    click.echo(f"model: {_model(run, id, device, label_prior).save(out)}")
 
 
 @click.command("adapt")
@@ -144,7 +166,13 @@ def _columns(model: ClientModel, x: Any, coverage: float | None) -> dict[str, li
     return found
 
 
-def _model(path: Path, id: str | None, device: str) -> ClientModel:
+def _model(path: Path, id: str | None, device: str, label_prior: str | None) -> ClientModel:
+    """Return the model of a client of a run, or the one in a file; `label_prior` None: its own."""
+    model = _found(path, id, device)
+    return model if label_prior is None else model.assuming(label_prior)
+
+
+def _found(path: Path, id: str | None, device: str) -> ClientModel:
     """Return the model of a client of a run, or the one in a file."""
     from bflcore.api import load, load_model
 

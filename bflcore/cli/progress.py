@@ -41,17 +41,27 @@ def print_header(prepared: Prepared, path: Path) -> None:
     rounds = experiment.run.rounds
     where = experiment.engine.workplace(problem, experiment.inference)
     notes = [f"{rounds} round{'s' if rounds > 1 else ''}", where]
+    sampled, everybody = experiment.run.eval_clients, max(len(problem.clients), len(problem.novel))
+    if sampled and sampled < everybody:
+        notes.append(
+            f"evaluated on a sample of {sampled:,} of {len(known):,} clients until the last"
+        )
     if problem.foreign is not None:
         notes.append(f"{len(problem.foreign)} samples of {prepared.foreign} as --ood")
     click.echo(f"{', '.join(notes)}; results in {path}", err=True)
 
 
 def print_final(path: Path) -> None:
-    """Print a finished run's final metrics."""
+    """Print a finished run's final metrics, and a linear predictor's coefficients."""
+    from bflcore.experiments.coefficients import FILE, read_coefficients
+    from bflcore.report.coefficients import rows_of
     from bflcore.report.reading import read_run
     from bflcore.report.table import MEANING, final_rows, print_table
 
     run = read_run(path)
+    if (path / FILE).is_file():
+        print_table(rows_of(read_coefficients(path)))
+        click.echo("Coefficients in the units of the data, with 95 % credible intervals.")
     if rows := final_rows(run):
         print_table(rows)
         click.echo(f"{MEANING['mean']}\n{MEANING['pooled']}")

@@ -46,16 +46,17 @@ def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def compare(runs: tuple[Path, ...], pooled: bool, against: Path | None, as_json: bool) -> None:
     """Print a table of the RUNS' latest metrics; unfinished runs are marked."""
-    from bflcore.report.reading import read_run, read_runs
+    from bflcore.report.reading import read_run, read_runs, well_formed
     from bflcore.report.table import MEANING, print_table, row_of
 
     read = read_runs(runs, _left_out)
     statistic = "pooled" if pooled else "mean"
-    rows = [row_of(run, statistic) for run in read]
     alone = next((run for run in read if run.experiment.get("share") == "none"), None)
     base = read_run(against) if against else alone
-    if base and not pooled:
-        _add_paired(read, rows, base, required=against is not None)
+    with well_formed(*read, *([base] if base else [])):
+        rows = [row_of(run, statistic) for run in read]
+        if base and not pooled:
+            _add_paired(read, rows, base, required=against is not None)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -90,8 +91,39 @@ def _add_paired(read: list[Run], rows: list[Row], base: Run, *, required: bool) 
         row["paired difference"] = f"{found['difference']:+.4f}{spread}"
 
 
+@click.command("coefficients")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--level", type=float, default=0.95, show_default=True, help="level of the credible intervals"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="file to write (.csv, .parquet or .npz)"
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON output")
+def coefficients(run: Path, level: float, out: Path | None, as_json: bool) -> None:
+    """Print the coefficients of RUN, a finished run of --model linear, with credible intervals.
+
+    They are in the units of the data: the change of the log-odds, of the log rate or of the target
+    per unit of a column, or of a category against the column's first one.
+    """
+    from bflcore.api.tables import check_table, write_table
+    from bflcore.experiments.coefficients import read_coefficients
+    from bflcore.report.coefficients import rows_of
+    from bflcore.report.table import print_table
+
+    if out:
+        check_table(out)
+    rows = rows_of(read_coefficients(run, level))
+    if out:
+        write_table(out, {name: [row[name] for row in rows] for name in rows[0]})
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif not out:
+        print_table(rows)
+
+
 def _left_out(reason: str) -> None:
     click.echo(f"left out: {reason}", err=True)
 
 
-commands = (report, compare)
+commands = (report, compare, coefficients)

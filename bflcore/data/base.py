@@ -93,15 +93,19 @@ def centred(dataset: Dataset) -> Dataset:
     return attrs.evolve(dataset, x=x, x_test=held_out[0] if held_out else None)
 
 
-def encoded(dataset: Dataset, train: Integers) -> Dataset:
+def encoded(dataset: Dataset, train: Integers, *, references: bool = False) -> Dataset:
     """Turn the codes of a table's rows into features; `train` are the training samples in `x`.
 
-    Columns, categories and indicators of missing values are those of the training samples.
+    Columns, categories and indicators of missing values are those of the training samples. With
+    `references`, the first category of each column has no feature.
     """
     if dataset.schema is None:
         return dataset
     tests = [] if dataset.x_test is None else [dataset.x_test]
     schema, codes = dataset.schema.of_training(dataset.x, train, *tests)
+    if references:
+        columns = tuple(column.with_reference() for column in schema.columns)
+        schema = attrs.evolve(schema, columns=columns)
     x, *held_out = map(schema.encode, codes)
     return attrs.evolve(dataset, schema=schema, x=x, x_test=held_out[0] if held_out else None)
 

@@ -35,20 +35,23 @@ ID = re.compile(r"(^|[_ ])(id|index|unnamed)$", re.IGNORECASE)
 class Column:
     """One column: a number, a category, or unused because it is empty in the training samples.
 
-    A number is one feature, a category one per name in `categories`. If the value is `missing` in a
-    training sample, a further feature is 1 where it is missing, else 0.
+    A number is one feature, a category one per name in `categories`, apart from the `reference` if
+    there is one, to which the others are compared. If the value is `missing` in a training sample,
+    a further feature is 1 where it is missing, else 0.
     """
 
     name: str
     kind: str
     categories: tuple[str, ...] = ()
     missing: bool = False
+    reference: str = ""
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features."""
         number = [self.name] if self.kind == NUMBER else []
-        values = [*number, *(f"{self.name}={category}" for category in self.categories)]
+        named = (name for name in self.categories if name != self.reference)
+        values = [*number, *(f"{self.name}={category}" for category in named)]
         return (*values, f"{self.name} is missing") if self.missing else tuple(values)
 
     def codes(self, table: Table) -> Any:
@@ -76,10 +79,15 @@ class Column:
         """Return the features ``[N, features]`` of `codes` ``[N]``."""
         parts = [codes[:, None]] if self.kind == NUMBER else []
         if self.kind == CATEGORY:
-            parts.append(codes[:, None] == np.arange(len(self.categories)))
+            named = [c for c, name in enumerate(self.categories) if name != self.reference]
+            parts.append(codes[:, None] == np.array(named, int))
         if self.missing:
             parts.append(np.isnan(codes)[:, None])
         return np.concatenate([np.zeros((len(codes), 0)), *parts], 1)
+
+    def with_reference(self) -> Column:
+        """Return the column with its first category as the reference; a number as it is."""
+        return attrs.evolve(self, reference=next(iter(self.categories), ""))
 
     def of_training(self, codes: Any) -> tuple[Column, Any]:
         """Return the column as training samples `codes` ``[n]`` show it, and its old codes."""
@@ -184,9 +192,10 @@ class Schema:
             if (strange := one == UNSEEN).any():
                 values = _vector(table, column.name)[strange]
                 names = sorted(set(texts(values, np.zeros(len(values), bool))))
+                count = f"as {column.reference}" if column.reference else "as none of the known"
                 notes.append(
                     f"column {column.name}: no training sample has {', '.join(names[:5])}"
-                    f"{', ...' if len(names) > 5 else ''}; such values count as none of the known"
+                    f"{', ...' if len(names) > 5 else ''}; such values count {count}"
                 )
         return read.encode(codes), tuple(notes)
 

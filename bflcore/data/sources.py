@@ -91,7 +91,7 @@ class Synthetic(DataSource):
     reference = "Li et al. 2020 (FedProx), section 5.1"
 
     samples: int = option(200, "samples per client", at_least=1)
-    owners: int = option(30, "number of natural owners", at_least=1)
+    owners: int = option(30, "number of natural owners", at_least=1, at_most=1_000_000)
     features: int = option(60, "number of inputs", at_least=1)
     classes: int = option(10, "number of classes (0 = a regression on W_k x + b_k)", at_least=0)
     alpha: float = option(1.0, "variance of the clients' models", at_least=0)

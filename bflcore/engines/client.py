@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from bflcore.errors import BflError, ClientError, OptionError, described
-from bflcore.inference.base import Explorable
+from bflcore.inference.base import Explorable, answers
 from bflcore.messages import Answer, Evaluation, LocalResult, Personalised
 from bflcore.problem import metrics
 from bflcore.problem.calibration import base as calibration
+from bflcore.problem.label_prior import LABEL_COUNTS
 from bflcore.problem.ood import ood_sums, ood_unit_scores
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from bflcore.inference.base import LocalInference
     from bflcore.messages import Broadcast, Cohort, LocalResult
     from bflcore.problem.base import Problem, Shares
-    from bflcore.problem.likelihoods import Predictive
+    from bflcore.problem.likelihoods import Likelihood, Predictive
 
 __all__ = ["ClientWorker", "Memory", "Stage", "stack"]
 
@@ -77,23 +78,32 @@ class ClientWorker:
     def _answer(self, problem: Problem, client: int) -> dict[str, Tensor]:
         if problem.standardise and not problem.survey:
             return problem.moments(client)
-        answers = self.inference.survey(problem, problem.cohort([client], {}, 0))
-        return {name: tensor[0] for name, tensor in answers.items()}
+        return answers(self.inference, problem, problem.cohort([client], {}, 0))
 
     def fit(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
     ) -> list[FitReply]:
-        """Fit a chunk of clients together; if that fails, one by one to find out who failed."""
+        """Fit a chunk of clients together; if that fails, one by one to find out who failed.
+
+        Each client is alone where the likelihood counts its labels.
+        """
+        if len(clients) > 1 and self.problem.likelihood.counts_labels:
+            return self._fit_each(broadcast, clients, memories)
         try:
             return [self._fit_together(broadcast, clients, memories)]
         except FAILURES as error:
             if len(clients) == 1:
                 return [_blame(clients[0], "fit", error, self.inference)]
-            return [
-                reply
-                for client, memory in zip(clients, memories, strict=True)
-                for reply in self.fit(broadcast, [client], [memory])
-            ]
+            return self._fit_each(broadcast, clients, memories)
+
+    def _fit_each(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
+    ) -> list[FitReply]:
+        return [
+            reply
+            for client, memory in zip(clients, memories, strict=True)
+            for reply in self.fit(broadcast, [client], [memory])
+        ]
 
     def evaluate(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Sequence[Memory]
@@ -129,6 +139,8 @@ class ClientWorker:
             try:
                 problem, cohort = self._personalised(broadcast, client, memory)
                 own = {name: tensor[0] for name, tensor in cohort.memory.items()}
+                if problem.likelihood.counts_labels:  # without which it could not predict later
+                    own[LABEL_COUNTS] = problem.label_counts(cohort)[0]
                 changed = None if _equal(own, memory) else own
                 sums = self._kept_sums(problem, broadcast, cohort)
                 replies.append(Personalised(client, changed, sums))
@@ -146,7 +158,7 @@ class ClientWorker:
         chosen = [clients[i] for i in order]
         memory = stack([memories[i] for i in order])
         cohort = problem.cohort(chosen, memory, broadcast.round)
-        result = self.inference.fit(problem, broadcast, cohort)
+        result = self.inference.fit(problem.for_client(cohort), broadcast, cohort)
         self._check(result, cohort)
         back = sorted(range(len(chosen)), key=lambda row: chosen[row])
         return result if back == list(range(len(back))) else result.select(back)
@@ -193,11 +205,12 @@ class ClientWorker:
     def _personalised(
         self, broadcast: Broadcast, client: int, memory: Memory
     ) -> tuple[Problem, Cohort]:
-        """Return the problem, and the client as a cohort that is ready to predict."""
+        """Return the client's problem, and the client as a cohort that is ready to predict."""
         problem = self.problem.surveyed(broadcast.survey)
         cohort = problem.cohort([client], stack([memory]), broadcast.round)
-        own = self.inference.personalise(problem, broadcast, cohort)
-        return problem, attrs.evolve(cohort, memory=own)
+        own = self.inference.personalise(problem.for_client(cohort), broadcast, cohort)
+        predicting = problem.for_client(cohort, predicting=True)
+        return predicting, attrs.evolve(cohort, memory=own)
 
     def _evaluate_on(
         self,
@@ -217,9 +230,9 @@ class ClientWorker:
             return Evaluation(client, personal, None, curves, calibrated=calibrated)
         initial = stack([self.inference.initial_memory(problem)])
         shared = personal
-        if not _equal(own, initial):
+        if problem.likelihood.counts_labels or not _equal(own, initial):
             served = attrs.evolve(cohort, memory=initial)
-            shared, _ = self._sums(problem, samples, broadcast, served)
+            shared, _ = self._sums(problem.for_server(), samples, broadcast, served)
         return Evaluation(client, personal, shared, curves, calibrated=calibrated)
 
     @torch.no_grad()
@@ -234,9 +247,11 @@ class ClientWorker:
         """Return the metrics of the model, and of the calibrated one (empty without `fitted`)."""
         found: tuple[Sums, Sums] = {}, {}
         for made, y in self._predicted(problem, samples, broadcast, cohort):
-            blocks = [_measure(made, y, self.bins)]
+            blocks = [_measure(problem.likelihood, made, y, self.bins)]
             if fitted:
-                adjusted = _measure(calibration.adjust(fitted, made), y, self.bins)
+                adjusted = _measure(
+                    problem.likelihood, calibration.adjust(fitted, made), y, self.bins
+                )
                 figures = calibration.measure(fitted, made, y)
                 blocks.append(adjusted | metrics.per_sample(figures))
             for sums, block in zip(found, blocks, strict=False):
@@ -297,7 +312,7 @@ class ClientWorker:
             for axis, predictions in found.items():
                 sums = total.setdefault(axis, {})
                 for value, predictive in predictions.items():
-                    one = _measure(predictive, y, self.bins, by_class=False)
+                    one = _measure(problem.likelihood, predictive, y, self.bins, by_class=False)
                     sums[value] = metrics.add(sums[value], one) if value in sums else one
         return total
 
@@ -316,23 +331,27 @@ def _blocks(samples: Shares, cohort: Cohort) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(blocks, y.split(BLOCK), strict=True)
 
 
-def _measure(predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = True) -> Sums:
+def _measure(
+    likelihood: Likelihood, predictive: Predictive, y: Tensor, bins: int, *, by_class: bool = True
+) -> Sums:
     draws = predictive.draws[0]
     if predictive.noise is None:
         closed = None if predictive.closed_form is None else predictive.closed_form[0]
         return metrics.classification_sums(draws, y, bins, closed, by_class=by_class)
     noise = predictive.noise[0] if predictive.noise.ndim else predictive.noise
     variance = draws.var(0, correction=0) + noise
-    return metrics.regression_sums(draws.mean(0), variance, y)
+    return metrics.regression_sums(
+        draws.mean(0), variance, y, likelihood.log_density(predictive, y)
+    )
 
 
 def _blame(
     client: int, stage: Stage, error: BaseException, inference: LocalInference
 ) -> ClientError:
     """Return the client's error for whatever its work raised: the round goes on without it."""
-    if isinstance(error, ClientError):  # whichever client it names
-        return ClientError(client, stage, error.reason, error.trace)
     trace = "".join(traceback.format_exception(error))
+    if isinstance(error, ClientError):  # whatever client it names
+        return ClientError(client, stage, error.reason, error.trace or trace)
     if isinstance(error, BflError):
         return ClientError(client, stage, str(error), trace)
     return ClientError(client, stage, described(error, inference), trace)

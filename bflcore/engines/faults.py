@@ -28,13 +28,15 @@ __all__ = ["GARBAGE", "Unreliable", "simulate_faults"]
 HUGE = 1e30
 
 
+POSITIVE = ("variance", "precision")  # how names of such fields end
+
 # What a corrupted client does to each tensor of its posterior. The last is for families that have
-# a variance.
+# a variance or a precision.
 GARBAGE: dict[str, Callable[[str, Tensor], Tensor]] = {
     "not a number": lambda _, tensor: tensor * float("nan"),
     "wrong shape": lambda _, tensor: tensor.repeat_interleave(2, dim=-1),
     "huge": lambda _, tensor: tensor.sign() * HUGE + HUGE,
-    "negative variance": lambda name, t: -1 - t.abs() if name.endswith("variance") else t,
+    "negative variance": lambda name, t: -1 - t.abs() if name.endswith(POSITIVE) else t,
 }
 
 
@@ -78,7 +80,7 @@ class Unreliable(Wrapped):
 def _corrupt(result: LocalResult, draw: np.random.Generator) -> LocalResult:
     packed = result.posterior.pack()
     kinds = list(GARBAGE.values())
-    if not any(name.endswith("variance") for name in packed):
+    if not any(name.endswith(POSITIVE) for name in packed):
         kinds.pop()
     corrupt = kinds[int(draw.integers(len(kinds)))]
     posterior = result.posterior.unpack({name: corrupt(name, t) for name, t in packed.items()})

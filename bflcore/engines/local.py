@@ -56,8 +56,10 @@ class Local(Engine):
 
     workers: int = option(
         0,
-        "number of worker processes (0 = one for a small problem or a GPU, else one per core)",
+        "number of worker processes (0 = one for a small problem or a GPU, else one per core; one "
+        "works in the run's own process, which a client that crashes the interpreter takes along)",
         at_least=0,
+        at_most=512,
     )
     chunk: int = option(0, "clients per training step (0 = one on a CPU, all on a GPU)", at_least=0)
     client_timeout: float = option(

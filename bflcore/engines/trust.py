@@ -85,21 +85,23 @@ def magnitudes(result: LocalResult, broadcast: Broadcast) -> dict[str, float]:
     """Return the numbers by which one client's result is compared with others, by name.
 
     They are: how far each field moved from the start (root mean square and largest coordinate), for
-    variances the mean and largest precision and the mean variance of the coordinates that are not
-    certain; the root mean square of each statistic; the number of samples.
+    variances (see `Posterior.variances`) the mean and largest precision and the mean variance of
+    the coordinates that are not certain; the root mean square of each statistic; the number of
+    samples.
     """
     start, found = broadcast.start.pack(), {"examples": float(result.examples[0])}
-    for name, tensor in result.posterior[0].pack().items():
-        if name in result.posterior.structure or not tensor.is_floating_point():
-            continue
-        if name.endswith("variance"):
-            known = tensor[tensor > 0]
-            if len(known):
-                precision = known.reciprocal()
-                found[f"the mean precision of its {name}"] = float(precision.mean())
-                found[f"the largest precision of its {name}"] = float(precision.max())
-                found[f"the mean of its {name}"] = float(known.mean())
-        elif tensor.numel():
+    posterior = result.posterior[0]
+    variances = posterior.variances()
+    for name, tensor in variances.items():
+        known = tensor[tensor > 0]
+        if len(known):
+            precision = known.reciprocal()
+            found[f"the mean precision of its {name}"] = float(precision.mean())
+            found[f"the largest precision of its {name}"] = float(precision.max())
+            found[f"the mean of its {name}"] = float(known.mean())
+    others = {*posterior.structure, *posterior.matrices, *variances}
+    for name, tensor in posterior.pack().items():
+        if name not in others and tensor.is_floating_point() and tensor.numel():
             moved = (tensor - start[name]).abs()
             found[f"the change of its {name}"] = _rms(moved)
             found[f"the largest change of its {name}"] = float(moved.max())

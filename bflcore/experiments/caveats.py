@@ -45,7 +45,9 @@ def caveats(prepared: Prepared) -> list[str]:
 
 
 def _untested(prepared: Prepared) -> list[str]:
-    """Name the clients without test samples, unless nobody's samples are here."""
+    """Name the clients without test samples, unless that was asked for or none are here."""
+    if prepared.experiment.data.test_fraction == 0:
+        return []
     clients = prepared.description.clients
     untested = [str(client.id) for client in clients if not client.test]
     if not untested or not any(client.train for client in clients):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from bflcore.errors import IncompatibleError
 from bflcore.options.kinds import FITTED
@@ -14,28 +14,45 @@ if TYPE_CHECKING:
     from bflcore.registry.loading import Registry
     from bflcore.weighting import Weighting
 
+Part: TypeAlias = "type[Aggregator | Weighting | HyperUpdate]"
+
 __all__ = ["FITTED", "check", "fits", "ignored"]
 
 
-def fits(inference: type[LocalInference], part: type[Aggregator | Weighting | HyperUpdate]) -> bool:
-    """Return whether `part` works with the posterior family of `inference`."""
+def fits(inference: type[LocalInference], part: Part) -> bool:
+    """Return whether `part` works with the posteriors of `inference`, and does what it needs."""
+    return _knows(inference, part) and _does(inference, part)
+
+
+def _knows(inference: type[LocalInference], part: Part) -> bool:
     return not part.families or inference.family in part.families
 
 
-def check(
-    registry: Registry,
-    inference: type[LocalInference],
-    *parts: type[Aggregator | Weighting | HyperUpdate],
-) -> None:
-    """Raise `IncompatibleError` for a part that does not support the inference's family."""
+def _does(inference: type[LocalInference], part: Part) -> bool:
+    return part.kind not in inference.needs or inference.needs[part.kind] in part.tags
+
+
+def check(registry: Registry, inference: type[LocalInference], *parts: Part) -> None:
+    """Raise `IncompatibleError` for a part that does not fit the inference."""
     for part in parts:
         if fits(inference, part):
             continue
         fitting = [name for name, other in registry.of(part.kind).items() if fits(inference, other)]
+        if _knows(inference, part):
+            tag = inference.needs[part.kind]
+            reason = (
+                f"inference {inference.name} does not work with {part.kind} {part.name}, which "
+                f"lacks the tag {tag} ({part.known_tags[tag]})"
+            )
+        else:
+            reason = (
+                f"{part.kind} {part.name} needs posteriors of the family "
+                f"{' or '.join(part.families)}, but inference {inference.name} gives "
+                f"{inference.family}"
+            )
         raise IncompatibleError(
-            f"{part.kind} {part.name} needs posteriors of the family {' or '.join(part.families)}, "
-            f"but inference {inference.name} gives {inference.family}; {part.kind}s that fit: "
-            f"{', '.join(fitting) or 'none'} (bfl matrix shows all combinations)"
+            f"{reason}; {part.kind}s that fit: {', '.join(fitting) or 'none'} (bfl matrix shows "
+            "all combinations)"
         )
 
 

@@ -16,6 +16,7 @@ from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
 from bflcore.experiments.rehearsal import rehearse
+from bflcore.files import memory
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
 from bflcore.models.user import UserModel
@@ -87,7 +88,8 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
                 "fewer --clients"
             )
     trained = data.clients - data.novel_clients
-    dataset = encoded(dataset, np.concatenate(partition.train[:trained]))
+    rows = np.concatenate(partition.train[:trained])
+    dataset = encoded(dataset, rows, references=experiment.model.interpretable)
     if experiment.label_noise:
         dataset = mislabelled(
             dataset,
@@ -124,6 +126,7 @@ def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> 
     problem = attrs.evolve(problem, calibrators=experiment.calibrators)
     for shares in problem.samples.values():
         model.check_samples(shares.x)
+        likelihood.check_targets(shares.y)
     samples = problem.initial.new_zeros(2, *dataset.x.shape[1:])
     samples[: len(problem.train.x)] = problem.train.x[:2].nan_to_num(0.0)
     networks.check_network(problem.network, samples)
@@ -144,8 +147,11 @@ def build_problem(
     novel: int = 0,
 ) -> Problem:
     """Combine divided data, or data without samples, with the network of a run."""
+    shape = tuple(dataset.x.shape[1:])
+    outputs = likelihood.outputs(dataset.outputs)
+    _check_size(model, shape, outputs, torch.empty(0, dtype=getattr(torch, run.dtype)))
     with seeded_globally(run.seed, "initialisation"):
-        network = model.network(tuple(dataset.x.shape[1:]), dataset.outputs)
+        network = model.network(shape, outputs)
     return Problem.assemble(
         dataset,
         partition,
@@ -158,6 +164,28 @@ def build_problem(
         device=_device(run.device),
         dtype=getattr(torch, run.dtype),
     )
+
+
+def _check_size(model: Model, shape: tuple[int, ...], outputs: int, like: torch.Tensor) -> None:
+    """Raise `OptionError` if a built-in model's parameters, of the type of `like`, do not fit."""
+    if isinstance(model, UserModel):
+        return
+    with torch.device("meta"):  # shapes alone
+        try:
+            network = model.network(shape, outputs)
+        except RuntimeError as error:
+            raise OptionError(
+                f"model {model.name}: {str(error).splitlines()[0]}; choose a smaller network "
+                f"(bfl show model {model.name})"
+            ) from None
+    count = sum(parameter.numel() for parameter in network.parameters())
+    need, allowed = count * like.element_size(), memory() // 2
+    if need > allowed:
+        raise OptionError(
+            f"model {model.name}: its {count:,} parameters need {need / 2**30:,.1f} GiB; allowed: "
+            f"{allowed / 2**30:,.1f} GiB, half of this machine's memory; choose a smaller network "
+            f"(bfl show model {model.name})"
+        )
 
 
 def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
@@ -252,7 +280,7 @@ def _likelihood(experiment: Experiment, dataset: Dataset) -> Likelihood:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # a device without values, such as meta, is of no use
     except (RuntimeError, AssertionError):
         found = ", ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
         raise OptionError(f"--device: {name!r} is not available here; allowed: {found}") from None

@@ -11,10 +11,13 @@ from bflcore.errors import ClientError
 from bflcore.problem import metrics, ranking
 
 if TYPE_CHECKING:
+    from bflcore.experiments.surveys import Survey
     from bflcore.messages import Evaluation
-    from bflcore.rounds import Round, Survey
+    from bflcore.rounds import Round
 
 __all__ = ["Record", "Records", "summary_of"]
+
+SAMPLE = "sample."  # prefix of metrics of the clients that were evaluated in earlier rounds
 
 Record = dict[str, Any]
 Sums = Mapping[str, Any]
@@ -35,6 +38,7 @@ class Records:
         self.seconds = {"clients": 0.0, "server": 0.0, "evaluation": 0.0}
         self.bytes = {"up": 0, "down": 0}
         self.dropped: list[Record] = []  # since the last line of metrics.jsonl
+        self.unstable: list[Record] = []  # what became unstable, and in which round
         self._started = time.perf_counter()
 
     def state(self) -> Record:
@@ -44,6 +48,7 @@ class Records:
             "seconds": dict(self.seconds),
             "bytes": dict(self.bytes),
             "dropped": list(self.dropped),
+            "unstable": list(self.unstable),
             "total": time.perf_counter() - self._started,
         }
 
@@ -51,7 +56,7 @@ class Records:
         """Continue from `state` and the lines written until then."""
         self.records = list(records)
         self.seconds, self.bytes = dict(state["seconds"]), dict(state["bytes"])
-        self.dropped = list(state["dropped"])
+        self.dropped, self.unstable = list(state["dropped"]), list(state["unstable"])
         self._started = time.perf_counter() - state["total"]
 
     def add_answers(self, number: int, found: Survey) -> None:
@@ -68,30 +73,40 @@ class Records:
         self.bytes["down"] += done.bytes_down
         self._drop(number, done.dropped)
 
+    def add_excesses(self, found: Iterable[Record]) -> list[Record]:
+        """Note the quantities that are beyond their bounds; return those that were not before."""
+        known = {excess["quantity"] for excess in self.unstable}
+        new = [excess for excess in found if excess["quantity"] not in known]
+        self.unstable += new
+        return new
+
     def add_evaluation(
         self,
         number: int,
         loss: float,
-        report: Mapping[str, float],
+        server: Mapping[str, Any],
         replies: Sequence[Evaluation | ClientError],
         novel: Collection[int],
+        sample: Collection[int] = (),
     ) -> Record:
-        """Return the line for ``metrics.jsonl``; `report` holds the aggregator's numbers.
+        """Return the line for ``metrics.jsonl``; `server` holds the server's numbers by name.
 
-        `novel` are the clients held out of training.
+        `novel` are the clients held out of training; `sample` are those that were evaluated in
+        earlier rounds, if these are all: their metrics are reported, too, for comparison.
         """
         found = [reply for reply in replies if not isinstance(reply, ClientError)]
         self._drop(number, [reply for reply in replies if isinstance(reply, ClientError)])
         groups = {name: _measured(members) for name, members in _group(found, novel).items()}
-        record: Record = {"round": number, "train.loss": loss}
-        record |= {f"aggregator.{name}": value for name, value in report.items()}
+        record: Record = {"round": number, "train.loss": loss, **server}
         for group, members in groups.items():
-            summary = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
-            record |= {f"{group}.{name}": value for name, value in summary.items()}
+            record |= _summarised(group, members)
+            if compared := [member for member in members if member[0] in sample]:
+                record |= _summarised(f"{SAMPLE}{group}", compared)
         record |= {
             "seconds": _rounded(self.seconds),
             "bytes": dict(self.bytes),
             "dropped": self.dropped,
+            "unstable": list(self.unstable),
         }
         self.dropped = []
         self.evaluation = {"round": number}
@@ -140,18 +155,21 @@ def summary_of(
     samples, models = ("validation", "validation") if validation else ("test", "personal")
     classifies = f"{models}.accuracy" in records[-1]
     key, sign = (f"{models}.accuracy", 1) if classifies else (f"{models}.rmse", -1)
-    best = max(records, key=lambda r: sign * r.get(key, {"mean": -sign * 1e30})["mean"])
+    compared = [r.get(SAMPLE + key) or r.get(key) or {"mean": -sign * 1e30} for r in records]
+    best = records[max(range(len(records)), key=lambda i: sign * compared[i]["mean"])]
+    over = " of the clients evaluated in all rounds" if SAMPLE + key in records[-1] else ""
     return {
         "method": method,
         "rounds": records[-1]["round"],
         "final": _metrics_of(records[-1]),
         "best": {
             **_metrics_of(best),
-            "chosen": f"the evaluated round with the best {key}, chosen on {samples} data",
+            "chosen": f"the evaluated round with the best {key}, chosen on {samples} data{over}",
         },
         "seconds": _rounded(seconds),
         "bytes": dict(bytes),
         "dropped": list(dropped),
+        "unstable": records[-1].get("unstable", []),
     }
 
 
@@ -185,6 +203,12 @@ def _group(
 def _measured(members: Sequence[tuple[int, Sums]]) -> list[tuple[int, Sums, dict[str, float]]]:
     """Add each client's metrics to its sums."""
     return [(client, sums, metrics.metrics_of(sums)) for client, sums in members]
+
+
+def _summarised(group: str, members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
+    """Return every metric of a group: its mean and deviation over clients, and pooled."""
+    found = metrics.summarise([sums for _, sums, _ in members], [m for *_, m in members])
+    return {f"{group}.{name}": value for name, value in found.items()}
 
 
 def _detail(members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
@@ -240,4 +264,5 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _metrics_of(record: Record) -> Record:
-    return {k: value for k, value in record.items() if k not in {"seconds", "bytes", "dropped"}}
+    apart = {"seconds", "bytes", "dropped", "unstable"}
+    return {name: value for name, value in record.items() if name not in apart}

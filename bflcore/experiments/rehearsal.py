@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from bflcore.errors import BflError, OptionError, described
+from bflcore.inference.base import answers
 from bflcore.lazy import lazy
 from bflcore.options import options_of
 from bflcore.rounds import Recipe, begin
@@ -60,14 +61,14 @@ def rehearse(experiment: Experiment, problem: Problem) -> None:
 def _work(experiment: Experiment, inference: LocalInference, problem: Problem, client: int) -> None:
     if problem.standardise:
         problem = problem.surveyed(problem.moments(client))
-    answers = inference.survey(problem, problem.cohort([client], {}, 0))
-    known = {name: tensor[0] for name, tensor in answers.items()}
+    known = answers(inference, problem, problem.cohort([client], {}, 0))
     problem = problem.surveyed({**problem.survey, **known})
     broadcast = begin(
         Recipe(inference, experiment.aggregator, experiment.weighting, experiment.hyper), problem
     )
     memory = {name: t[None] for name, t in inference.initial_memory(problem).items()}
     cohort = problem.cohort([client], memory, 0)
+    problem = problem.for_client(cohort)
     result = inference.fit(problem, broadcast, cohort)
     own = inference.personalise(problem, broadcast, attrs.evolve(cohort, memory=result.memory))
     with torch.no_grad():

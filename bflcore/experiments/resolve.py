@@ -340,7 +340,7 @@ def _check_counts(run: RunSettings, data: DataSettings) -> None:
             f"--novel-clients: {data.novel_clients} of {data.clients} clients leave none to train; "
             f"allowed: at most {data.clients - 1}"
         )
-    for flag, given in (("cohort", run.cohort), ("min-clients", run.min_clients)):
+    for flag, given in (("cohort", run.cohort), ("min-clients", run.min_clients or 0)):
         if given > train:
             raise OptionError(
                 f"--{flag}: {given} is more than the clients that train; allowed: at most {train}"

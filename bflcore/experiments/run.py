@@ -6,17 +6,23 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations, screen_personalised
 from bflcore.engines.trust import FEWEST
-from bflcore.errors import OptionError, RunError, RunWarning
+from bflcore.errors import OptionError, RoundError, RunError, RunWarning
+from bflcore.experiments.coefficients import FILE as COEFFICIENTS
+from bflcore.experiments.coefficients import coefficients_of
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
+from bflcore.experiments.stability import Stability, extremes
+from bflcore.experiments.surveys import calibrate, survey
 from bflcore.files import writing
-from bflcore.rounds import Recipe, Round, begin, calibrate, run_round, sample_cohort, survey
+from bflcore.randomness import SERVER
+from bflcore.rounds import Recipe, Round, begin, run_round, sample_cohort
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +30,9 @@ if TYPE_CHECKING:
     from bflcore.experiments.checkpoint import Checkpoint, Checkpoints
     from bflcore.experiments.directory import RunDirectory
     from bflcore.experiments.prepare import Prepared
+    from bflcore.problem.base import Problem
 
-__all__ = ["Progress", "Run", "execute"]
+__all__ = ["Progress", "Run", "evaluation_sample", "execute"]
 
 DECIDING = 0.8  # share of all weight with which one client decides what is learnt
 
@@ -62,6 +69,7 @@ class Run:
         checkpoints: Checkpoints,
         progress: Progress,
     ) -> None:
+        self.prepared = prepared
         self.experiment, self.problem = prepared.experiment, prepared.problem
         self.directory, self.checkpoints, self.progress = directory, checkpoints, progress
         parts = prepared.experiment
@@ -92,7 +100,15 @@ class Run:
             del memories  # they may be large, and the session holds them
             for number in range(self.broadcast.round + 1, run.rounds + 1):
                 self._round(session, number)
+        found = extremes(self.broadcast.start)
+        for excess in self.records.unstable:
+            _warn(self.stability.reminder(excess, found))
         return self.records.summary()
+
+    @cached_property
+    def stability(self) -> Stability:
+        """What the server's posterior is compared with; known after the survey."""
+        return Stability.of(self.recipe, begin(self.recipe, self.problem))
 
     def restore(self) -> Mapping[int, Mapping[str, Tensor]] | None:
         """Continue from the newest checkpoint; discard what was written after it.
@@ -135,18 +151,28 @@ class Run:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        limits = run.min_clients, run.block, run.trust
-        done = run_round(self.recipe, session, self.broadcast, clients, *limits)
+        limits = run.due(len(clients)), run.block, run.trust
+        try:
+            done = run_round(self.recipe, session, self.broadcast, clients, *limits)
+        except RoundError as error:
+            if not (grown := self.stability.growth(self.broadcast.start)):
+                raise
+            raise RoundError(f"{error}; {grown} by round {number - 1}") from error
         self.broadcast = done.broadcast
         self.records.add_round(number, done)
         self._warn_of_weight(number, done)
+        found = extremes(self.broadcast.start)
+        for excess in self.records.add_excesses(self.stability.excesses(number, found)):
+            _warn(self.stability.warning(excess))
         record, last = None, number == run.rounds
         if last and self.problem.calibrators:
             self._calibrate(session)
         if last or number % (run.eval_every or max(1, run.rounds // 20)) == 0:
-            record = self._evaluate(session, number, done.loss, done.report)
+            measured = {f"posterior.{name}": value for name, value in found.items()}
+            record = self._evaluate(session, number, done.loss, {**done.report, **measured})
         if last:
             self._keep_models(session)
+            self._keep_coefficients()
         if last or number % run.checkpoint_every == 0:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
@@ -157,27 +183,26 @@ class Run:
         if self._warned or share < DECIDING or len(done.replied) < FEWEST:
             return
         self._warned = True
-        warnings.warn(
+        _warn(
             f"round {number}: client {client} holds {share:.0%} of all weight and decides the "
-            "fused posterior almost alone; --weighting equal counts clients alike",
-            RunWarning,
-            stacklevel=2,
+            "fused posterior almost alone; --weighting equal counts clients alike"
         )
 
     def _survey(self, session: Session) -> None:
         """Ask the clients for sums over their data, and begin with what they answered."""
-        found = survey(
-            self.recipe.inference, self.problem, session, self.experiment.run.min_clients
-        )
+        found = survey(self.recipe.inference, self.problem, session, self._due())
         self.records.add_answers(0, found)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
 
     def _calibrate(self, session: Session) -> None:
         """Ask the clients for sums over their calibration samples; they stay in the broadcast."""
-        due = self.experiment.run.min_clients
-        self.broadcast, found = calibrate(self.problem, session, self.broadcast, due)
+        self.broadcast, found = calibrate(self.problem, session, self.broadcast, self._due())
         self.records.add_answers(self.broadcast.round, found)
+
+    def _due(self) -> int:
+        """Return how many clients must answer a question to all: without any there is no sum."""
+        return max(1, self.experiment.run.due(len(self.problem.clients)))
 
     def _pretrain(self, session: Session) -> None:
         fraction = self.experiment.run.pretrain
@@ -189,14 +214,20 @@ class Run:
         self.progress(0, loss, self._evaluate(session, 0, loss, {}))
 
     def _evaluate(
-        self, session: Session, number: int, loss: float, report: Mapping[str, float]
+        self, session: Session, number: int, loss: float, server: Mapping[str, Any]
     ) -> Record:
-        """Evaluate every client and write the metrics wherever they go."""
-        clock = time.perf_counter()
+        """Evaluate the clients that are due and write the metrics wherever they go."""
+        clock, run = time.perf_counter(), self.experiment.run
         everyone = (*self.problem.clients, *self.problem.novel)
-        replies = screen_evaluations(list(session.evaluate(self.broadcast, everyone)), everyone)
+        sample = evaluation_sample(self.problem, run.eval_clients)
+        asked = everyone if number == run.rounds else sample
+        replies = screen_evaluations(list(session.evaluate(self.broadcast, asked)), asked)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
-        record = self.records.add_evaluation(number, loss, report, replies, self.problem.novel)
+        server = {"clients": {"evaluated": len(asked), "all": len(everyone)}, **server}
+        part = sample if len(sample) < len(asked) else ()
+        record = self.records.add_evaluation(
+            number, loss, server, replies, self.problem.novel, part
+        )
         self.directory.append(record)
         with writing(self.directory.path):
             for logger in self.experiment.loggers:
@@ -212,7 +243,30 @@ class Run:
         self.directory.models.write(self.broadcast.round, replies)
         self.records.seconds["evaluation"] += time.perf_counter() - clock
 
+    def _keep_coefficients(self) -> None:
+        """Store the coefficients of a linear predictor, with names of columns."""
+        found = coefficients_of(self.prepared, self.problem, self.broadcast)
+        if found is not None:
+            self.directory.write_json(COEFFICIENTS, found)
+
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics
         written = [metrics] if metrics.exists() else []
         self.checkpoints.write(self.broadcast, session.memories, self.records.state(), written)
+
+
+def evaluation_sample(problem: Problem, count: int) -> tuple[int, ...]:
+    """Return the clients that are evaluated before the last round.
+
+    They are `count` of those that train (0: all), drawn once per run, and as many of those held
+    out of training.
+    """
+    drawn = [
+        sample_cohort(clients, count or len(clients), problem.seed, SERVER, "evaluation")
+        for clients in (problem.clients, problem.novel)
+    ]
+    return (*drawn[0], *drawn[1])
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RunWarning, stacklevel=3)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 from bflcore.inference.memory import Memory, client_posterior
 from bflcore.lazy import lazy
 from bflcore.options import Component
+from bflcore.problem.label_prior import LABEL_COUNTS, label_counts
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["Explorable", "LocalInference", "label_counts"]
+__all__ = ["Explorable", "LocalInference", "answers", "label_counts"]
 
 
 class LocalInference(Component, abc.ABC):
@@ -34,10 +35,15 @@ class LocalInference(Component, abc.ABC):
 
     kind: ClassVar[str] = "inference"
     family: ClassVar[str]  # name of the posterior family that `fit` returns
+    # Tags that the other parts of a recipe must have: kind -> tag. Others are refused.
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
     known_tags = MappingProxyType(
         {
             "exact-conjugate": "`fit` returns the exact posterior of linear regression with known "
-            "noise if each sample depends on one parameter (checked)",
+            "noise, for a family without correlations if each sample depends on one parameter "
+            "(checked)",
+            "conserves-evidence": "the posterior is the first prior times the sites that clients "
+            "keep, whatever replies are lost or refused and whenever the run is killed (checked)",
             "pools-samples": "`fit` reads the samples of all clients, which only a simulation can "
             "give it (declared)",
         }
@@ -142,10 +148,12 @@ class Explorable(Protocol):
         """Return one or two networks ``[K, P]`` by label; the landscape is drawn through them."""
 
 
-def label_counts(cohort: Cohort, classes: int) -> Tensor:
-    """Return how many training samples ``[K, C]`` of each class the clients have.
+def answers(inference: LocalInference, problem: Problem, cohort: Cohort) -> dict[str, Tensor]:
+    """Return what the one client of `cohort` answers to the survey ``[...]``, by name.
 
-    For a `LocalInference.survey` of a classification with C `classes`.
+    The inference's answers, and the label counts ``[C]`` for a likelihood that needs them.
     """
-    labels = zip(cohort.y, cohort.sizes, strict=True)
-    return torch.stack([torch.bincount(y[:size], minlength=classes) for y, size in labels])
+    found = dict(inference.survey(problem, cohort))
+    if problem.likelihood.counts_labels:
+        found[LABEL_COUNTS] = problem.label_counts(cohort)
+    return {name: tensor[0] for name, tensor in found.items()}

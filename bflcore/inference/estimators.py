@@ -217,7 +217,7 @@ class LayerwiseEstimator(Estimator):
         leaves = [mean.detach().requires_grad_(), spread.requires_grad_()]
         if self.drawn:
             leaves.append(torch.addcmul(mean, sigma, eps).requires_grad_())
-        outputs = self._outputs(batch.x, leaves, noise)
+        outputs = self.problem.shifted(self._outputs(batch.x, leaves, noise))
         nll = loss_per_client(self.problem, outputs, batch)
         d_mean, d_spread, *d_draw = torch.autograd.grad(nll.sum(), leaves)
         # d/d(log sigma): a perturbation is proportional to sigma, a variance to sigma^2.

@@ -165,7 +165,8 @@ class Gradient:
             outputs = torch.func.functional_call(self._network, alone, (batch.x.squeeze(0),))
         else:  # functional_call costs time, too
             outputs = self._network(batch.x.squeeze(0))
-        nll = loss_per_client(self._problem, outputs.unsqueeze(0), batch)
+        outputs = self._problem.shifted(outputs.unsqueeze(0))
+        nll = loss_per_client(self._problem, outputs, batch)
         pieces = torch.autograd.grad(nll, self._parameters, materialize_grads=True)
         rows = [piece.reshape(1, -1) for piece in pieces]
         return nll.detach(), torch.cat(rows, dim=1, out=out)

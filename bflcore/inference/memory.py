@@ -99,8 +99,13 @@ def client_posterior(problem: Problem, broadcast: Broadcast, cohort: Cohort) -> 
     memory = OwnPosterior.unpack(cohort.memory, type(whole))
     if memory.own is None or memory.started is None:
         return whole
-    own, started = memory.own.pack(), memory.started[:, None] > 0
-    return whole.unpack({n: torch.where(started, own[n], t) for n, t in whole.pack().items()})
+    own, started = memory.own.pack(), memory.started > 0
+    return whole.unpack(
+        {
+            name: torch.where(started.view(-1, *(1 for _ in t.shape[1:])), own[name], t)
+            for name, t in whole.pack().items()
+        }
+    )
 
 
 def keep_own(memory: Mapping[str, Tensor], own: Posterior) -> dict[str, Tensor]:

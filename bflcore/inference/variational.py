@@ -67,6 +67,8 @@ SMALLEST_SIGMA = 1e-8  # replaces a standard deviation of 0, which has no logari
 
 # Called after each step with (mean, rho) ``[k, 2, P]`` of the clients that took it.
 AfterStep = Callable[["Tensor"], None]
+# The gradients ``[k, P]`` of a divergence from the anchor for the mean and log sigma of q.
+Divergence = Callable[["Tensor", "Tensor", Gaussian], tuple["Tensor", "Tensor"]]
 
 
 @component
@@ -169,15 +171,16 @@ def fit_gaussians(
     trainable: Trainable = "all",
     after_step: AfterStep | None = None,
     anchor: Gaussian | None = None,
+    divergence: Divergence | None = None,
 ) -> LocalResult:
     """Fit every client's Gaussian ``[K, P]``; only the `trainable` parameters change.
 
-    `anchor` ``[K, P]`` replaces the prior in the KL term; `after_step` is called after each step
-    and may change the anchor in place.
+    `anchor` ``[K, P]`` replaces the prior in the KL term, and `divergence` the KL; `after_step` is
+    called after each step and may change the anchor in place.
     """
     theta = mean_and_rho(_gaussian(join_personal(problem, broadcast.start, cohort)))  # [K, 2, P]
     anchor = anchor or prior_of_cohort(inference, problem, broadcast, cohort)
-    objective = Objective(inference, problem, cohort, anchor)
+    objective = Objective(inference, problem, cohort, anchor, divergence)
     optimiser = inference.update_rule(theta, cohort)
     mask = trainable_mask(problem, trainable)
     loss = theta.new_zeros(len(theta))
@@ -204,18 +207,25 @@ def mean_and_rho(posterior: Gaussian) -> Tensor:
 
 
 class Objective:
-    """The gradient of E_q[-log p(y | x, w)] + (kl_weight / n) KL(q || anchor), client by client.
+    """The gradient of E_q[-log p(y | x, w)] + (kl_weight / n) D(q || anchor), client by client.
+
+    D is the KL divergence, unless its gradient is given as `divergence`.
 
     The anchor ``[K, P]`` may change in place; call `read_anchor` afterwards.
     """
 
     def __init__(
-        self, inference: VariationalInference, problem: Problem, cohort: Cohort, anchor: Gaussian
+        self,
+        inference: VariationalInference,
+        problem: Problem,
+        cohort: Cohort,
+        anchor: Gaussian,
+        divergence: Divergence | None = None,
     ) -> None:
         self._expected = estimators.estimator(
             inference.estimator, problem, cohort.streams("noise"), cohort.x[0, :1]
         )
-        self._draws, self._anchor = inference.draws, anchor
+        self._draws, self._anchor, self._divergence = inference.draws, anchor, divergence
         self._scale = inference.kl_weight / anchor.mean.new_tensor(cohort.sizes)[:, None]  # [K, 1]
         # These buffers are reused in all steps: allocating memory costs more than the arithmetic.
         self._weight, self._sigma = (torch.empty_like(anchor.variance) for _ in range(2))
@@ -236,6 +246,11 @@ class Objective:
         scale, weight = self._scale[:k], self._weight[:k]
         torch.exp(theta[:, 1], out=sigma)
         nll, d_mean, d_rho = _average(self._expected, self._draws, mean, sigma, batch)
+        if self._divergence is not None:
+            pull, push = self._divergence(mean, sigma, self._anchor[:k])
+            torch.addcmul(d_mean, pull, scale, out=gradient[:, 0])
+            torch.addcmul(d_rho, push, scale, out=gradient[:, 1])
+            return nll, gradient
         # d KL / d mean = (mean - m) / s^2;  d KL / d rho = sigma^2 / s^2 - 1
         shift = torch.sub(mean, self._anchor.mean[:k], out=gradient[:, 1])
         torch.addcmul(d_mean, shift, weight, out=gradient[:, 0])

@@ -22,6 +22,9 @@ class Model(Component, abc.ABC):
     """Base of models; ``--model NAME`` selects one."""
 
     kind: ClassVar[str] = "model"
+    # Whether each parameter is the coefficient of one feature, or an intercept (the second tensor):
+    # weight [T, F], bias [T]. Then a category of a table is its difference from a reference.
+    interpretable: ClassVar[bool] = False
 
     @abc.abstractmethod
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:

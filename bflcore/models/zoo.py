@@ -23,6 +23,7 @@ __all__ = [
     "MODELS",
     "VGG",
     "LeNet",
+    "Linear",
     "MobileNet",
     "ResNet18",
     "ResNet20",
@@ -50,6 +51,23 @@ class MLP(Model):
         """Build the perceptron for samples of any shape."""
         inputs = _flattened(self.name, input_shape)
         return networks.Perceptron(inputs, self.hidden, outputs, self.activation)
+
+
+@component
+class Linear(Model):
+    """Linear predictor: one weight per feature and output, and an intercept."""
+
+    name = "linear"
+    reference = "Nelder and Wedderburn 1972"
+    interpretable = True
+
+    def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the predictor with all weights 0."""
+        inputs = _flattened(self.name, input_shape)
+        network = networks.Perceptron(inputs, (), outputs)
+        for parameter in network.parameters():
+            parameter.data.zero_()
+        return network
 
 
 @component
@@ -228,6 +246,7 @@ class StackedLSTM(Model):
 
 MODELS: tuple[type[Model], ...] = (
     MLP,
+    Linear,
     TwoNN,
     TwoCNN,
     LeNet,

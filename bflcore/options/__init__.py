@@ -87,6 +87,9 @@ class Component:
         return cast("Self", attrs.evolve(cast("Any", self), **options))
 
 
+LARGEST = 2**63 - 1  # the largest integer that tensors and files hold
+
+
 @attrs.frozen
 class Option:
     """What one option is: its name, type, default, help, and the values it allows in words.
@@ -135,8 +138,11 @@ class Bounds:
             return value in self.choices
         if isinstance(value, float) and not math.isfinite(value):
             return False
+        if isinstance(value, str):
+            return "\0" not in value
         return (
-            (self.at_least is None or value >= self.at_least)
+            (not isinstance(value, int) or abs(value) <= LARGEST)
+            and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
@@ -151,7 +157,10 @@ class Bounds:
                 f"(default {attribute.default!r})"
             )
         if not self.admits(value):
-            allowed = str(self) or "a finite number"
+            number = isinstance(value, int | float)
+            allowed = str(self) or ("a finite number" if number else "text without NUL")
+            if isinstance(value, int) and abs(value) > LARGEST:
+                allowed = f"an integer of at most {LARGEST:.1g} in size"
             raise OptionError(f"{attribute.name}: {value!r} is not allowed; allowed: {allowed}")
 
 

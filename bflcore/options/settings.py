@@ -17,7 +17,9 @@ class RunSettings(Component):
     kind: ClassVar[str] = "settings"
     name = "run"
 
-    rounds: int = option(100, "number of rounds of federated training", at_least=1)
+    rounds: int = option(
+        100, "number of rounds of federated training", at_least=1, at_most=1_000_000
+    )
     pretrain: float = option(
         0.0,
         "fraction of all training samples used to pre-train the initial model and prior (0 = none)",
@@ -26,9 +28,10 @@ class RunSettings(Component):
     )
     cohort: int = option(0, "number of clients drawn per round (0 = all)", at_least=0)
     share: str = option("all", "parameters shared with the server", choices=SHARING)
-    min_clients: int = option(
-        1,
-        "minimum number of valid client results per round (0 = a round without any is passed over)",
+    min_clients: int | None = option(
+        None,
+        "minimum number of valid client results per round (0 = a round without any is passed over; "
+        "none = 2, where one client is asked 1, with simulated faults 0)",
         at_least=0,
     )
     trust: float = option(
@@ -47,6 +50,12 @@ class RunSettings(Component):
     eval_every: int = option(
         0, "number of rounds between evaluations (0 = about 20 evaluations per run)", at_least=0
     )
+    eval_clients: int = option(
+        200,
+        "number of clients in each evaluation but the last, which covers all: a random sample, the "
+        "same in all rounds (0 = all)",
+        at_least=0,
+    )
     bins: int = option(10, "number of bins of the calibration errors", at_least=1)
     device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
     dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))
@@ -57,6 +66,16 @@ class RunSettings(Component):
         "--calibration-fraction)",
     )
     log: tuple[str, ...] = option((), "loggers besides metrics.jsonl: csv,tensorboard,...")
+
+    def due(self, asked: int) -> int:
+        """Return how many of the clients that are asked must give a valid result.
+
+        By default a single client must not stand for all, unless nobody else was asked, or the user
+        wants clients to fail.
+        """
+        if self.min_clients is not None:
+            return self.min_clients
+        return 0 if self.drop_out or self.corrupt else min(2, asked)
 
 
 @component
@@ -101,8 +120,9 @@ class DataSettings(Component):
     )
     test_fraction: float = option(
         0.2,
-        "fraction of a client's samples held out for testing (without --test-per-class)",
-        above=0,
+        "fraction of a client's samples held out for testing, without --test-per-class (0 = none: "
+        "nothing is evaluated)",
+        at_least=0,
         below=1,
     )
     validation_fraction: float = option(

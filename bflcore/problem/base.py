@@ -11,6 +11,7 @@ import attrs
 from bflcore.lazy import lazy
 from bflcore.messages import Cohort
 from bflcore.problem.calibration.base import answer
+from bflcore.problem.label_prior import LABEL_COUNTS, label_counts
 from bflcore.problem.scaling import Scaling, moments
 
 if TYPE_CHECKING:
@@ -81,11 +82,12 @@ class Problem:
     `novel` those held out of training; every random draw of the run derives from `seed`; `rounds`
     is the length of the run (0: unknown). `survey` holds what the clients answered before round 1,
     summed, by name (see `LocalInference.survey`); it is empty until then. Where `standardise` is
-    set, it scales every client's samples; `indicators` ``[F]`` are the features of a table that are
-    0 or 1. `calibrators` are fitted to the `calibration` samples after the last round. `foreign`
-    ``[N, ...]`` are samples unlike those of any client, as the network would get them without
-    scaling: no client trains on them, and in the last round each says how well its model tells them
-    from its test samples.
+    set, it scales every client's samples. `features` ``[F]`` names those of a table, `indicators`
+    ``[F]`` says which of them are 0 or 1. `calibrators` are fitted to the `calibration` samples
+    after the last round. `foreign` ``[N, ...]`` are samples unlike those of any client, as the
+    network would get them without scaling: no client trains on them, and in the last round each
+    says how well its model tells them from its test samples. `offset` ``[C]`` is added to the
+    outputs of every network: a problem with an offset is that of one client (see `for_client`).
     """
 
     network: nn.Module
@@ -104,7 +106,9 @@ class Problem:
     calibration: Shares | None = None
     calibrators: tuple[Calibrator, ...] = ()
     indicators: Tensor | None = None
+    features: tuple[str, ...] = ()
     foreign: Tensor | None = None
+    offset: Tensor | None = None
 
     @classmethod
     def assemble(
@@ -156,6 +160,7 @@ class Problem:
             validation=shares(*train, partition.validation) if partition.validation else None,
             calibration=shares(*train, partition.calibration) if partition.calibration else None,
             indicators=torch.tensor(schema.indicators, device=device) if schema else None,
+            features=schema.features if schema else (),
         )
 
     def surveyed(self, survey: Mapping[str, Tensor]) -> Problem:
@@ -163,10 +168,49 @@ class Problem:
         if not survey:
             return self
         scaling = Scaling.of(survey, self.indicators) if self.standardise else None
+        if scaling and not self.likelihood.scales_targets:
+            scaling = attrs.evolve(scaling, y=None)
         scaled: dict[str, Any] = {
             name: attrs.evolve(s, scaling=scaling) for name, s in self.samples.items()
         }
         return attrs.evolve(self, survey=survey, **scaled)
+
+    def for_client(self, cohort: Cohort, *, predicting: bool = False) -> Problem:
+        """Return the problem of the one client in `cohort`: its outputs with its own offset.
+
+        Without a likelihood that counts labels, that is this problem. The counts are those in the
+        client's memory where it has them, else those of its training samples.
+        """
+        if not self.likelihood.counts_labels:
+            return self
+        if len(cohort.clients) > 1:
+            raise ValueError(f"an offset is one client's; given: clients {cohort.clients}")
+        kept = cohort.memory.get(LABEL_COUNTS)
+        counts = self.label_counts(cohort) if kept is None else kept
+        return self.given_labels(counts[0], predicting=predicting)
+
+    def for_server(self) -> Problem:
+        """Return the problem of a client without samples, to predict with the server's model."""
+        if not self.likelihood.counts_labels:
+            return self
+        nothing = torch.zeros(self._classes(), dtype=torch.int64, device=self.device)
+        return self.given_labels(nothing, predicting=True)
+
+    def given_labels(self, counts: Tensor, *, predicting: bool) -> Problem:
+        """Return the problem of a client with `counts` ``[C]`` of training samples per label."""
+        pooled = self.survey.get(LABEL_COUNTS, torch.zeros_like(counts))
+        offset = self.likelihood.offset(counts, pooled, predicting=predicting)
+        return attrs.evolve(self, offset=None if offset is None else offset.to(self.initial))
+
+    def label_counts(self, cohort: Cohort) -> Tensor:
+        """Return how many training samples of each label ``[K, C]`` the clients have."""
+        return label_counts(cohort, self._classes())
+
+    def _classes(self) -> int:
+        """Return how many outputs the network has."""
+        with torch.no_grad():
+            x = self.train.x.new_zeros(1, 1, *self.train.x.shape[1:])
+            return self.forward(self.initial[None], x).shape[-1]
 
     def moments(self, client: int) -> dict[str, Tensor]:
         """Return what one client answers before all samples are standardised (see `Scaling`)."""
@@ -197,13 +241,23 @@ class Problem:
     ) -> Tensor:
         """Run K networks on their own samples: ``[K, P]``, ``[K, B, ...]`` -> ``[K, B, C]``.
 
+        The outputs have the client's `offset`, as the likelihood takes them.
         `buffers` ``[K, ...]`` replace the network's buffers by name (masks or noise).
         """
         buffers = dict(buffers or {})
         if len(weights) == 1:  # vmap over one client costs 0.3 ms per step and gains nothing
             alone = {name: tensor.squeeze(0) for name, tensor in buffers.items()}
-            return self._call(weights.squeeze(0), x.squeeze(0), alone).unsqueeze(0)
-        return torch.func.vmap(self._call)(weights, x, buffers)
+            outputs = self._call(weights.squeeze(0), x.squeeze(0), alone).unsqueeze(0)
+        else:
+            outputs = torch.func.vmap(self._call)(weights, x, buffers)
+        return self.shifted(outputs)
+
+    def shifted(self, outputs: Tensor) -> Tensor:
+        """Return outputs ``[..., C]`` of the bare network as the likelihood takes them.
+
+        For whoever runs the network without `forward`.
+        """
+        return outputs if self.offset is None else outputs + self.offset
 
     def outputs(self, draws: Tensor, x: Tensor) -> Tensor:
         """Run S draws of K networks: ``[K, S, P]``, ``[K, B, ...]`` -> ``[K, S, B, C]``."""

@@ -10,6 +10,7 @@ import attrs
 
 from bflcore.lazy import lazy
 from bflcore.options import Component, component, option
+from bflcore.problem.label_prior import log_label_prior
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,36 @@ class Likelihood(Component, abc.ABC):
 
     kind: ClassVar[str] = "likelihood"
     task: ClassVar[Literal["classification", "regression"]]
+    # Whether real targets may be scaled to mean 0 and variance 1; counts may not.
+    scales_targets: ClassVar[bool] = True
+    least: ClassVar[float] = -math.inf  # smallest target of a regression
+    ratio: ClassVar[str] = ""  # what the exponential of a linear predictor's coefficient is called
+
+    def outputs(self, needed: int) -> int:
+        """Return how many outputs the network needs for so many classes or targets.
+
+        Raises `OptionError` for a number that the likelihood cannot explain.
+        """
+        return needed
+
+    def check_targets(self, y: Tensor) -> None:
+        """Raise `OptionError` for targets ``[N]`` or ``[N, T]`` that cannot be (default: none).
+
+        Called before the run with the targets of all clients.
+        """
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether `offset` is to be called, with what the clients' labels are (default: no)."""
+        return False
+
+    def offset(self, counts: Tensor, pooled: Tensor, *, predicting: bool) -> Tensor | None:
+        """Return what is added to a client's outputs ``[C]``; None for nothing (the default).
+
+        `counts` ``[C]`` are how many training samples of each label the client has, `pooled`
+        ``[C]`` how many all clients that train have. `predicting` is false in training.
+        """
+        return None
 
     @abc.abstractmethod
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -55,13 +86,54 @@ class Likelihood(Component, abc.ABC):
     def predictive(self, outputs: Tensor) -> Predictive:
         """Turn outputs ``[K, S, B, C]`` into a `Predictive`."""
 
+    def log_density(self, predictive: Predictive, y: Tensor) -> Tensor | None:
+        """Return the log densities ``[B, T]`` of real targets `y` under one client's prediction.
+
+        `predictive` has K = 1. The metric NLL is their mean. None, the default: those of the
+        Gaussian with the prediction's mean and variance.
+        """
+        return None
+
 
 @component
 class Categorical(Likelihood):
-    """Model class labels: softmax of the outputs."""
+    """Model class labels: softmax of the outputs, plus the log of the client's label frequencies.
+
+    With `label_prior`, clients share p(x | y) and differ in p(y): in training and prediction, each
+    client's logits get log p_k(y) (see `bflcore.problem.label_prior`). This assumes that the labels
+    of the samples to predict are as frequent as those that the client trained on; where they are
+    not, predict with another `predict_label_prior`.
+    """
 
     name = "categorical"
     task = "classification"
+    reference = "label prior: Menon et al. 2021, eq. 10"
+
+    label_prior: float | None = option(
+        None,
+        "weight of all clients' label frequencies in each client's own, in samples (none = logits "
+        "without a label prior)",
+        above=0,
+    )
+    predict_label_prior: str = option(
+        "client",
+        "label frequencies assumed in predictions: the client's, those of all clients (`pooled`), "
+        "or `uniform`",
+        choices=("client", "pooled", "uniform"),
+    )
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether there is a label prior."""
+        return self.label_prior is not None
+
+    def offset(self, counts: Tensor, pooled: Tensor, *, predicting: bool) -> Tensor | None:
+        """Return log p_k(y) ``[C]``; None without a label prior, or if it is uniform."""
+        assumed = self.predict_label_prior if predicting else "client"
+        if self.label_prior is None or assumed == "uniform":
+            return None
+        own = torch.zeros_like(counts) if assumed == "pooled" else counts
+        return log_label_prior(own, pooled, self.label_prior)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropies ``[N]`` of logits ``[N, C]``."""

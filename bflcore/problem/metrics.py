@@ -128,19 +128,26 @@ def uncertainties(draws: Tensor, p: Tensor) -> dict[str, Tensor]:
     }
 
 
-def regression_sums(mean: Tensor, variance: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Sum the metrics of predictions N(mean, variance), each ``[B, T]``, against `targets`."""
+def regression_sums(
+    mean: Tensor, variance: Tensor, targets: Tensor, log_density: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Sum the metrics of predictions with this mean and variance, each ``[B, T]``.
+
+    `log_density` ``[B, T]`` of the `targets` replaces that of the Gaussian N(mean, variance).
+    """
     mean, variance, y = mean.double(), variance.double(), targets.double()
     error = (y - mean).square()
     deviation = (error / variance).sqrt()
-    density = 0.5 * (error / variance + (2 * math.pi * variance).log())
+    nll = 0.5 * (error / variance + (2 * math.pi * variance).log())
+    if log_density is not None:
+        nll = -log_density.double()
     sums = {
         "examples": y.new_tensor(len(y)),
         "values": y.new_tensor(y.numel()),
         "squared_error": error.sum(),
         "target": y.sum(0),
         "target_squared": y.square().sum(0),
-        "nll": density.sum(),
+        "nll": nll.sum(),
     }
     for level in INTERVALS:
         reach = NormalDist().inv_cdf(0.5 + level / 200)

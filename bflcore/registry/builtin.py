@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bflcore.aggregation import Average
+from bflcore.aggregation import Average, ProductOfChanges
 from bflcore.data import DATASETS, PARTITIONERS
 from bflcore.data.label_noise import Pair, Symmetric
 from bflcore.engines.local import Local
@@ -14,7 +14,7 @@ from bflcore.inference.variational import Variational
 from bflcore.methods import FedAvg, FedVI
 from bflcore.models import MODELS
 from bflcore.options import Component
-from bflcore.posteriors import Gaussian, Point
+from bflcore.posteriors import DenseGaussian, Gaussian, Point
 from bflcore.problem.calibration import CALIBRATORS
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.registry.hookspecs import hookimpl
@@ -31,7 +31,7 @@ def bfl_methods() -> Iterator[type[Component]]:
 @hookimpl
 def bfl_posteriors() -> Iterator[type[Component]]:
     """Yield the core's posterior families."""
-    yield from (Point, Gaussian)
+    yield from (Point, Gaussian, DenseGaussian)
 
 
 @hookimpl
@@ -42,8 +42,8 @@ def bfl_inferences() -> Iterator[type[Component]]:
 
 @hookimpl
 def bfl_aggregators() -> Iterator[type[Component]]:
-    """Yield the core's aggregator."""
-    yield Average
+    """Yield the core's aggregators."""
+    yield from (Average, ProductOfChanges)
 
 
 @hookimpl

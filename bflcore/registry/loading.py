@@ -8,11 +8,12 @@ error marks it as broken, with the reason and its distribution, and everything e
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
-from itertools import chain
+from itertools import chain, islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,7 @@ from bflcore.options import Component
 from bflcore.options.kinds import KINDS, kind_called
 from bflcore.registry import builtin, hookspecs
 from bflcore.registry.hookspecs import GROUP
+from bflcore.registry.importing import guarded
 from bflcore.registry.validation import check_component
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ __all__ = ["Plugin", "Registry", "View", "load_registry", "read_plugins"]
 
 CORE = "bflcore"
 HOOKS = tuple(kind.hook for kind in KINDS)
+MOST = 1000  # components of one kind that a plugin may contribute
 
 C = TypeVar("C", bound=Component)
 D = TypeVar("D")
@@ -163,6 +166,20 @@ class Registry:
             self._claimed |= {(kind, name): plugin.name for name in found}
         self.plugins.append(attrs.evolve(plugin, components=tuple(names)))
 
+    def blamed(self, error: BaseException) -> Plugin | None:
+        """Return the plugin in whose code an error was raised, or that called what raised it."""
+        packages = {
+            plugin.module.partition(":")[0].partition(".")[0]: plugin
+            for plugin in self.plugins
+            if plugin.name != CORE
+        }
+        trace, found = error.__traceback__, None
+        while trace is not None:
+            name = str(trace.tb_frame.f_globals.get("__name__", ""))
+            found = packages.get(name.partition(".")[0], found)
+            trace = trace.tb_next
+        return found
+
     def _withdraw(self, name: str, other: str, what: str) -> None:
         """Take out the components of a plugin whose name another one claims; the core's stay."""
         if name == self.plugins[0].name:
@@ -192,7 +209,8 @@ def load_registry() -> Registry:
 def read_plugins(core: ModuleType) -> Registry:
     """Load the components of `core` and of every entry point of the group ``bfl``, uncached."""
     registry = Registry()
-    version = metadata.version(CORE)
+    # Not from the metadata, where a stranger's distribution may have the core's name.
+    version = str(sys.modules[CORE].__version__)
     registry.add(Plugin(CORE, version, core.__name__), _components_of(core))
     found: dict[str, list[tuple[Plugin, metadata.Distribution]]] = {}
     for installed in metadata.distributions():
@@ -234,10 +252,16 @@ def _load(
     try:
         if plugin.state != "ok":
             raise PluginError(plugin.reason)  # noqa: TRY301 - reported like any other failure
+        if canonicalize_name(plugin.name) == CORE:
+            raise PluginError(  # noqa: TRY301 - reported like any other failure
+                f"its distribution is called {plugin.name}, as the core is; rename it"
+            )
         _check_requirement(_declared_requirement(installed), core_version)
-        module = metadata.EntryPoint("plugin", plugin.module, GROUP).load()
-        _check_requirement(getattr(module, "BFLCORE_REQUIRES", ""), core_version)
-        registry.add(plugin, _components_of(module))
+        with guarded(plugin.name, plugin.module):
+            module = metadata.EntryPoint("plugin", plugin.module, GROUP).load()
+            _check_requirement(getattr(module, "BFLCORE_REQUIRES", ""), core_version)
+            components = _components_of(module)
+        registry.add(plugin, components)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may do anything, even exit
@@ -293,7 +317,9 @@ def _components_of(module: object) -> list[type[Component]]:
         results = caller()
         if caller.get_hookimpls() and not results:  # pluggy drops None
             raise PluginError(f"{kind.hook} returned nothing; yield the classes")
-        for component in chain(*results):
+        for number, component in enumerate(islice(chain(*results), MOST + 1)):
+            if number == MOST:
+                raise PluginError(f"{kind.hook} yielded more than {MOST} classes")
             check_component(component, kind)
             components.append(component)
     return components

@@ -47,6 +47,8 @@ def _faults(component: Any) -> Iterator[str]:
     if not (isinstance(component.tags, Set) and all(map(_is_name, component.tags))):
         yield '; its tags must be a set of names, as in tags = frozenset({"pools"})'
     yield from _unknown("tag", component.tags, component.known_tags)
+    if not isinstance(getattr(component, "needs", {}), Mapping):
+        yield "; its needs must be a mapping of kinds to tags"
     yield from _of_options(component)
 
 

@@ -66,6 +66,7 @@ def landscape(run: Run) -> Plane:
     memory = saved.memories.get(client) or inference.initial_memory(problem)
     stacked = {name: tensor[None] for name, tensor in memory.items()}
     cohort = problem.cohort([client], stacked, saved.broadcast.round)
+    problem = problem.for_client(cohort, predicting=True)
     if isinstance(inference, Explorable):
         found = inference.landmarks(problem, saved.broadcast, cohort)
     else:
@@ -134,5 +135,6 @@ def _metrics(problem: Problem, network: Tensor, x: Tensor, y: Tensor) -> dict[st
     outputs = problem.forward(network[None], x[None])[0]
     found = {"nll": float(problem.likelihood.nll(outputs, y).mean())}
     if problem.likelihood.task == "classification":
-        found["accuracy"] = float((outputs.argmax(-1) == y).float().mean())
+        probabilities = problem.likelihood.predictive(outputs[None, None]).mean[0]
+        found["accuracy"] = float((probabilities.argmax(-1) == y).float().mean())
     return found

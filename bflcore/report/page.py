@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
-from bflcore.report import calibration
-from bflcore.report.reading import Run, read_runs
+from bflcore.report import calibration, coefficients
+from bflcore.report.reading import Run, plain, read_runs, well_formed
 from bflcore.report.table import MEANING, grid, row_of, turned
 
 if TYPE_CHECKING:
@@ -59,13 +60,17 @@ def write_report(
     page cannot be written.
     """
     read = read_runs(runs, left_out)
-    if len({run.classifies for run in read}) > 1:
+    with well_formed(*read):
+        kinds = {run.classifies for run in read}
+    if len(kinds) > 1:
         raise RunError(
             "classification and regression runs cannot share a report; give runs of one kind"
         )
     target = out or (read[0].path / "report.html" if len(read) == 1 else Path("report.html"))
-    page = render_page(read, [_landscape(run) for run in read] if landscape else [])
-    write_text(target, page, "--out: " if out else "")
+    with well_formed(*read):
+        page = render_page(read, [_landscape(run) for run in read] if landscape else [])
+    text = page.encode("utf-8", "replace").decode()  # a name may be any bytes
+    write_text(target, text, "--out: " if out else "")
     return target
 
 
@@ -110,13 +115,14 @@ def _details(run: Run) -> dict[str, Any]:
         "unfinished": run.unfinished,
         "untested": run.untested[:LONGEST],
         "curves": [
-            {"axis": axis, "svg": plots.along(run, axis)}
+            {"axis": plain(axis), "svg": plots.along(run, axis)}
             for axis in run.evaluation.get("curves", {})
         ],
         "classes": _table(_classes(run)),
         "confusion": plots.confusion(run) if _confusion_fits(run) else "",
         "clients": _clients(run),
         "dropped": _table(run.summary["dropped"][:LONGEST]),
+        "coefficients": coefficients.section(run.path),
         "settings": tomli_w.dumps(settings),
     }
 
@@ -136,7 +142,7 @@ def _landscape(run: Run) -> dict[str, Any]:
 def _sentence(run: Run) -> str:
     data = run.experiment["data"]
     model = run.experiment.get("model", {}).get("name", "")
-    return (
+    return plain(
         f"{run.summary['method']} on {Path(data['data']).name}, {data['clients']} clients "
         f"({data['partition']}), {model}, {run.summary['rounds']} rounds, "
         f"seed {run.experiment['seed']}, {run.summary['seconds']['total']:.0f} s"
@@ -190,7 +196,8 @@ def _clients(run: Run) -> dict[str, Any]:
             clients[-1]["OOD AUROC"] = foreign[number].get("auroc")
     # A metric that is undefined for a client is missing; a client without `key` comes last.
     clients.sort(key=lambda client: (key not in client, sign * client.get(key, 0)))
-    longest = max((client.get(key, 0) for client in clients), default=0) or 1.0
+    finite = [client[key] for client in clients if math.isfinite(client.get(key, math.nan))]
+    longest = max(finite, default=0) or 1.0
     names = ("accuracy", "rmse", "balanced_accuracy", "f1", "auroc", "nll", "ece", "brier", "nmse")
     possible = (*names, "coverage90", "OOD AUROC")
     shown = [name for name in possible if any(name in client for client in clients)]
@@ -199,7 +206,7 @@ def _clients(run: Run) -> dict[str, Any]:
     rows = [
         {
             "cells": [_number(client.get(name, "-")) for name in columns],
-            "bar": round(BAR * client.get(key, 0) / longest),
+            "bar": _bar(client.get(key, 0) / longest),
         }
         for client in clients[:LONGEST]
     ]
@@ -207,8 +214,13 @@ def _clients(run: Run) -> dict[str, Any]:
     return {"columns": headings, "rows": rows, "more": max(0, len(clients) - LONGEST)}
 
 
+def _bar(share: float) -> int:
+    """Return the pixels of a bar; none for a metric that is not finite."""
+    return round(BAR * share) if math.isfinite(share) else 0
+
+
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else plain(value)
 
 
 def _upright(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bflcore.report.reading import plain
+
 if TYPE_CHECKING:
     from bflcore.report.landscape import Plane
     from bflcore.report.reading import Run
 
 __all__ = [
+    "COLOURS",
+    "GREY",
     "LEGIBLE",
+    "STYLE",
     "along",
+    "canvas",
     "colour_of",
     "confusion",
     "contours",
@@ -25,6 +31,7 @@ __all__ = [
     "reliability",
     "retention",
     "scores",
+    "svg",
 ]
 
 # Okabe & Ito's palette: distinguishable with colour blindness, on light and dark paper.
@@ -35,6 +42,7 @@ THIN_LINES = 200  # clients drawn one by one
 STYLE: Any = {
     "font.size": 9,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a name is text, also with dollar signs
     "svg.hashsalt": "bflcore",  # the same run gives the same file
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -54,7 +62,7 @@ def learning_curves(runs: Sequence[Run]) -> str:
     """Draw means over clients by round; dashed: the server's model, dotted: validation."""
     names = ("accuracy", "nll", "ece") if runs[0].classifies else ("rmse", "nll", "coverage90")
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(len(names))
+        figure, axes = canvas(len(names))
         for axis, name in zip(axes, names, strict=True):
             for run in runs:
                 for group, dashes in (("personal", "-"), ("global", "--"), ("validation", ":")):
@@ -65,13 +73,13 @@ def learning_curves(runs: Sequence[Run]) -> str:
                     axis.plot([*values], [*values.values()], dashes, **style)
             axis.set_xlabel("round")
             axis.set_title(NAMES.get(name, name))
-        return _svg(figure)
+        return svg(figure)
 
 
 def reliability(runs: Sequence[Run]) -> str:
     """Draw accuracy over confidence, and how often each confidence occurs."""
     with mpl.rc_context(STYLE):
-        figure, (upper, lower) = _figure(2)
+        figure, (upper, lower) = canvas(2)
         upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
         for run in filter(_evaluated, runs):
             colour = colour_of(runs, run)
@@ -89,18 +97,18 @@ def reliability(runs: Sequence[Run]) -> str:
         lower.set(ylabel="share of samples", title="confidence")
         for axis in (upper, lower):
             axis.set(xlabel="confidence", xlim=(0, 1))
-        return _svg(figure)
+        return svg(figure)
 
 
 def retention(runs: Sequence[Run]) -> str:
     """Draw accuracy on the samples that are left when the most uncertain are rejected."""
     with mpl.rc_context(STYLE):
-        figure, (axis,) = _figure(1)
+        figure, (axis,) = canvas(1)
         for run in filter(_evaluated, runs):
             kept, colour = run.evaluation["personal"]["retention"], colour_of(runs, run)
             axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6)
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
-        return _svg(figure)
+        return svg(figure)
 
 
 def scores(runs: Sequence[Run], run: Run) -> str:
@@ -110,7 +118,7 @@ def scores(runs: Sequence[Run], run: Run) -> str:
     width = edges[1] - edges[0]
     edges = [edges[0] - width, *edges, edges[-1] + width]
     with mpl.rc_context(STYLE):
-        figure, (axis,) = _figure(1, width=5.4)
+        figure, (axis,) = canvas(1, width=5.4)
         for name, colour, fill in (
             ("own", colour_of(runs, run), True),
             ("foreign", COLOURS[1] if colour_of(runs, run) != COLOURS[1] else COLOURS[0], False),
@@ -121,7 +129,7 @@ def scores(runs: Sequence[Run], run: Run) -> str:
         axis.set_xticks([math.log(tick / (1 - tick)) for tick in ticks], [f"{t:g}" for t in ticks])
         name = "entropy of the prediction / log C" if run.classifies else "epistemic share"
         axis.set(xlabel=f"{name} (scale of log-odds)", ylabel="share of samples")
-        return _svg(figure)
+        return svg(figure)
 
 
 def confusion(run: Run) -> str:
@@ -130,7 +138,7 @@ def confusion(run: Run) -> str:
     shares = [[n / max(1, sum(row)) for n in row] for row in counts]
     with mpl.rc_context(STYLE):
         size = max(2.9, 0.36 * len(counts))
-        figure, (axis,) = _figure(1, width=size, height=size)
+        figure, (axis,) = canvas(1, width=size, height=size)
         axis.grid(visible=False)
         axis.pcolormesh(shares, cmap="cividis", vmin=0, vmax=1)
         for row, found in enumerate(shares):
@@ -146,7 +154,7 @@ def confusion(run: Run) -> str:
         axis.set_yticks(places, short)
         axis.invert_yaxis()
         axis.set(xlabel="predicted class", ylabel="class", aspect="equal", title="per cent")
-        return _svg(figure)
+        return svg(figure)
 
 
 def along(run: Run, axis: str) -> str:
@@ -154,19 +162,19 @@ def along(run: Run, axis: str) -> str:
     points = run.evaluation["curves"][axis]
     names = [name for name in ("accuracy", "nll", "ece", "rmse") if name in points["mean"]]
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(len(names))
+        figure, axes = canvas(len(names))
         for plot, name in zip(axes, names, strict=True):
             for client in points["clients"][:THIN_LINES]:
                 plot.plot(points["values"], client[name], color=GREY, lw=0.6, alpha=0.35)
             plot.plot(points["values"], points["mean"][name], color=COLOURS[0], lw=2)
-            plot.set(xlabel=axis, title=NAMES.get(name, name))
-        return _svg(figure)
+            plot.set(xlabel=plain(axis), title=NAMES.get(name, name))
+        return svg(figure)
 
 
 def contours(plane: Plane) -> str:
     """Draw each metric over a plane of parameters, and the networks that span it."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(len(plane.metrics))
+        figure, axes = canvas(len(plane.metrics))
         for plot, (name, values) in zip(axes, plane.metrics.items(), strict=True):
             filled = plot.contourf(plane.across, plane.up, values, levels=20, cmap="cividis")
             figure.colorbar(filled, ax=plot)
@@ -175,7 +183,7 @@ def contours(plane: Plane) -> str:
                 plot.plot(across, up, "o", color="white", mec="black", ms=5)
                 side, shift = ("left", 4) if across < middle else ("right", -4)
                 plot.annotate(
-                    label,
+                    plain(label),
                     (across, up),
                     (shift, 4),
                     textcoords="offset points",
@@ -184,10 +192,11 @@ def contours(plane: Plane) -> str:
                     bbox={"facecolor": "black", "alpha": 0.5, "lw": 0, "pad": 1},
                 )
             plot.set_title(NAMES.get(name, name))
-        return _svg(figure)
+        return svg(figure)
 
 
-def _figure(columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Figure, list[Any]]:
+def canvas(columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Figure, list[Any]]:
+    """Return a figure with axes side by side; `width` and `height` of each in inches."""
     figure = Figure(figsize=(width * columns, height), layout="constrained")
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     for axis in axes:
@@ -201,7 +210,8 @@ def _evaluated(run: Run) -> bool:
     return "personal" in run.evaluation
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """Return the figure as text to be put inline."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         # What matplotlib says of glyphs and of narrow axes is nothing that its reader could mend:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,15 @@ from bflcore.experiments.environment import check_settings
 from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 
-__all__ = ["Run", "read_run", "read_runs"]
+__all__ = ["Run", "plain", "read_run", "read_runs", "well_formed"]
+
+# Control characters, halves of characters, and marks that turn the direction of what follows.
+STEERING = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: object) -> str:
+    """Return a name as text that steers neither a terminal nor a browser."""
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 @attrs.frozen
@@ -34,7 +44,7 @@ class Run:
     @property
     def label(self) -> str:
         """The folder's name, by which a comparison tells runs apart."""
-        return self.path.resolve().name
+        return plain(self.path.resolve().name)
 
     @property
     def classifies(self) -> bool:
@@ -68,12 +78,12 @@ class Run:
     def client(self, number: int) -> str:
         """Return a client's name: the owner's id, where the data have owners."""
         clients = self.description.get("clients", [])
-        return str(clients[number]["id"]) if number < len(clients) else str(number)
+        return plain(clients[number]["id"] if 0 <= number < len(clients) else number)
 
     def class_name(self, label: int) -> str:
         """Return a class's name, or its label."""
         names = self.description.get("classes", [])
-        return str(names[label]) if label < len(names) else str(label)
+        return plain(names[label] if label < len(names) else label)
 
 
 def read_run(path: Path) -> Run:
@@ -91,7 +101,9 @@ def read_run(path: Path) -> Run:
     if finished:
         summary = _read(path / "summary.json", read_json)
     elif records:
-        summary, unfinished = _so_far(path, experiment, records)
+        summary, unfinished = _read(
+            path / "metrics.jsonl", lambda _: _so_far(path, experiment, records)
+        )
     else:
         raise RunError(f"{path}: no round has been evaluated; {_continue(path)}")
     return Run(
@@ -104,6 +116,19 @@ def read_run(path: Path) -> Run:
         _read(path / "data.json", read_json) if (path / "data.json").exists() else {},
         unfinished,
     )
+
+
+@contextmanager
+def well_formed(*runs: Run) -> Iterator[None]:
+    """Raise `RunError` where a file of the runs holds other values than a run writes."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"{', '.join(str(run.path) for run in runs)}: a file does not have the form that a run "
+            f"writes ({type(error).__name__}: {said}); restore it, or start the run again"
+        ) from error
 
 
 def read_runs(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None) -> list[Run]:
@@ -151,5 +176,6 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
         raise RunError(
             f"{path} is missing: no round has been evaluated; {_continue(path.parent)}"
         ) from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); start the run again") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RunError(f"{path} cannot be read ({said}); start the run again") from None

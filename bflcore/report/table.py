@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bflcore.errors import RunError
-from bflcore.report.reading import Run
+from bflcore.report.reading import Run, plain
 
 __all__ = ["MEANING", "final_rows", "grid", "paired", "print_table", "row_of", "turned"]
 
@@ -161,12 +161,13 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]
     """Return columns and formatted cells; columns that are empty throughout are left out."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [name for name in names if any(row.get(name) is not None for row in rows)]
-    return columns, [[_format(name, row.get(name)) for name in columns] for row in rows]
+    cells = [[_format(name, row.get(name)) for name in columns] for row in rows]
+    return [plain(name) for name in columns], cells
 
 
 def _format(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if not isinstance(value, float):
-        return str(value)
+        return plain(value)
     return f"{value:.1f}" if name in ONE_DECIMAL else f"{round(value, 4) + 0.0:.4f}"  # not -0

@@ -22,7 +22,7 @@ import attrs
 import torch
 
 from bflcore.aggregation import Aggregator, State
-from bflcore.posteriors import Gaussian, Posterior
+from bflcore.posteriors import ExponentialFamily, Gaussian, Posterior
 from bflcore.testing.aggregation_cases import Case, cases, with_mean
 
 if TYPE_CHECKING:
@@ -213,9 +213,35 @@ def prior_is_only_an_origin(rule: Aggregator, case: Case) -> None:
 
 def unchanged_priors_come_back(rule: Aggregator, case: Case) -> None:
     """Any number of clients that return the prior leave it unchanged (law 9)."""
-    rows = case.prior.map(lambda tensor: tensor.expand(len(case.weights), -1))
+    rows = case.prior.map(lambda tensor: tensor.expand(len(case.weights), *tensor.shape))
     idle = Case(rows, case.weights, case.prior)
     close(rule, idle, idle.fused_by(rule), case.prior)
+
+
+def changes_multiply(rule: Aggregator, case: Case) -> None:
+    """Natural parameters are the prior's and every client's difference from it, with no floor.
+
+    Also where a client is less certain than the prior, and the product less certain than either.
+    """
+    prior, q = case.prior, case.posteriors
+    if not (isinstance(prior, ExponentialFamily) and isinstance(q, ExponentialFamily)):
+        raise AssertionError(f"{prior.name} has no natural parameters")  # noqa: TRY004
+    cases = [case]
+    if isinstance(prior, Gaussian) and bool((prior.variance > 0).all()):
+        wide = prior.map(lambda tensor: torch.stack([tensor, 8 * tensor, tensor]))
+        cases.append(Case(wide, case.weights.new_ones(3), prior))
+    for one in cases:
+        fused, before = one.fused_by(rule), _natural(one.prior)
+        changes = {n: (t - before[n]).sum(0) for n, t in _natural(one.posteriors).items()}
+        due = {name: before[name] + change for name, change in changes.items()}
+        if all(bool(tensor.isfinite().all()) for tensor in due.values()):  # no variance is 0
+            expected = prior.from_natural(due)
+            close(rule, one, fused, expected.map(lambda t: t.to(prior.mean.dtype)))
+
+
+def _natural(posterior: Posterior) -> dict[str, Tensor]:
+    assert isinstance(posterior, ExponentialFamily), "changes_multiply asks"  # noqa: S101
+    return posterior.map(lambda t: t.double() if t.is_floating_point() else t).natural()
 
 
 def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None:
@@ -268,6 +294,7 @@ LAWS: tuple[Law, ...] = (
     Law("evidence adds up", evidence_adds_up, "adds-evidence"),
     Law("unchanged priors come back", unchanged_priors_come_back, "subtracts-prior"),
     Law("certain clients decide", certain_clients_decide, "adds-precision"),
+    Law("changes multiply", changes_multiply, "multiplies-changes"),
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bflcore.aggregation import Aggregator
-from bflcore.posteriors import Posterior
+from bflcore.posteriors import ExponentialFamily, Posterior
 from bflcore.testing import problems
 from bflcore.testing.aggregation_laws import Case, Law, cases, claimed
 from bflcore.testing.surroundings import undisturbed
@@ -174,4 +174,18 @@ def _cases(part: Part) -> Iterator[Case]:
             noise = problems.generator(seed)
             posteriors = family.arbitrary(layout, clients, noise)
             weights = torch.rand(clients, generator=noise, dtype=torch.float64) + 0.1
-            yield Case(posteriors, weights, family.arbitrary(layout, 1, noise)[0])
+            prior = family.arbitrary(layout, 1, noise)[0]
+            yield Case(_more_certain(posteriors, prior), weights, prior)
+
+
+def _more_certain(posteriors: Posterior, prior: Posterior) -> Posterior:
+    """Return the posteriors ``[K, P]``, times the prior where a family's densities multiply.
+
+    Rules that subtract the prior need clients that know at least what it says.
+    """
+    if not (isinstance(posteriors, ExponentialFamily) and isinstance(prior, ExponentialFamily)):
+        return posteriors
+    before = prior.natural()
+    return type(posteriors).from_natural(
+        {n: t + before[n] for n, t in posteriors.natural().items()}
+    )

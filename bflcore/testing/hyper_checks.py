@@ -31,6 +31,8 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     yield from (rounds_are_counted, the_next_broadcast_is_valid, summaries_add_up)
     if "monotone" in part.tags:
         yield the_objective_never_falls
+    if "carries-posterior" in part.tags:
+        yield the_posterior_is_the_next_prior
 
 
 def inputs_stay_untouched(part: Part) -> None:
@@ -95,6 +97,19 @@ def the_objective_never_falls(part: Part) -> None:
         )
         if not after <= before + 1e-9 * abs(before):
             raise AssertionError(f"the expected divergence rises from {before:.9g} to {after:.9g}")
+
+
+def the_posterior_is_the_next_prior(part: Part) -> None:
+    """The fused posterior comes back as start and prior, but for variances of zero in the prior."""
+    for broadcast, result, fused in _cases(part):
+        following = _updated(part, broadcast, result, fused)
+        problems.assert_same(following.start, fused, "the next start", 0.0)
+        known = fused.pack().get("variance", torch.ones_like(fused.mean)) > 0
+        prior, wanted = (
+            {n: t[known] if t.shape == known.shape else t for n, t in one.pack().items()}
+            for one in (following.prior, fused)
+        )
+        problems.assert_same(prior, wanted, "the next prior", 0.0)
 
 
 def _divergence(posteriors: Posterior, prior: Posterior) -> Tensor:

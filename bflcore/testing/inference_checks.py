@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 import attrs
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from bflcore.errors import OptionError
 from bflcore.inference.base import LocalInference
 from bflcore.messages import Broadcast, Cohort, LocalResult
-from bflcore.posteriors import Gaussian
+from bflcore.posteriors import DenseGaussian, Gaussian
 from bflcore.problem.base import Problem
-from bflcore.problem.likelihoods import GaussianNoise
+from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.testing import honesty_checks, problems
+from bflcore.testing.evidence_checks import evidence_is_conserved
 from bflcore.testing.honesty_checks import predicted
 
 __all__ = ["checks_of"]
@@ -22,6 +25,8 @@ __all__ = ["checks_of"]
 Part = type[LocalInference]
 
 ROUNDS = 8
+# Makes columns of which the third is nearly the sum of the others: condition number above 100.
+CORRELATED = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.02]]).double()
 
 
 def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
@@ -33,9 +38,13 @@ def checks_of(part: Part) -> Iterator[Callable[[Part], None]]:
     yield from (a_cohort_is_its_clients_alone, padding_is_never_read, order_is_irrelevant)
     yield from (no_data_gives_the_prior_back, loss_falls, memory_survives_storage)
     yield from (predictions_are_probabilities, novel_clients_can_predict)
+    if "pools-samples" not in part.tags:  # what a pool trains with is not one client's
+        yield a_clients_offset_is_part_of_its_network
     yield from honesty_checks.checks_of(part)
     if "exact-conjugate" in part.tags:
         yield is_exact_on_the_conjugate_problem
+    if "conserves-evidence" in part.tags:
+        yield evidence_is_conserved
 
 
 def inputs_stay_untouched(part: Part) -> None:
@@ -231,7 +240,7 @@ def loss_falls(part: Part) -> None:
         cohort = problems.cohort(of, inference, memory=memory, round=number)
         result = inference.fit(of, broadcast, cohort)
         losses.append(float(result.loss[0]))
-        broadcast = attrs.evolve(broadcast, round=number + 1, start=result.posterior[0])
+        broadcast = _followed(inference, broadcast, result)
         memory = dict(result.memory)
     if not min(losses[-2:]) < losses[0]:
         shown = ", ".join(f"{loss:.4f}" for loss in losses)
@@ -252,7 +261,7 @@ def memory_survives_storage(part: Part) -> None:
             "names, shapes and dtypes, fit's with the client axis first"
         )
     stored = load(save({name: t.contiguous() for name, t in result.memory.items()}))
-    following = attrs.evolve(broadcast, round=1, start=result.posterior[0])
+    following = _followed(inference, broadcast, result)
     stayed, read = (
         inference.fit(of, following, problems.cohort(of, inference, memory=memory, round=1))
         for memory in (result.memory, stored)
@@ -277,32 +286,80 @@ def novel_clients_can_predict(part: Part) -> None:
     _check(predicted(inference, of, broadcast, attrs.evolve(cohort, memory=own)))
 
 
+def a_clients_offset_is_part_of_its_network(part: Part) -> None:
+    """An offset of one client's outputs does what the same numbers inside its network do.
+
+    Whoever runs the network without `Problem.forward` must call `Problem.shifted`; an inference
+    that cannot raises `OptionError` in `check`.
+    """
+    inference, likelihood = problems.build(part), Categorical(label_prior=2.0)
+    of = problems.separable(sharing="body", likelihood=likelihood)
+    of = problems.surveyed(inference, of)
+    try:
+        inference.check(of)
+    except OptionError:
+        return
+    cohort = problems.cohort(of, inference, [1])
+    bound = of.for_client(cohort, predicting=True)
+    numbers, inside = torch.as_tensor(bound.offset), deepcopy(of.network)
+    inside.register_forward_hook(lambda _module, _inputs, outputs: outputs + numbers)
+    broadcast = problems.first_broadcast(inference, of)
+
+    def work(of: Problem) -> object:
+        result = inference.fit(of, broadcast, cohort)
+        after = attrs.evolve(cohort, memory=result.memory)
+        own = attrs.evolve(after, memory=inference.personalise(of, broadcast, after))
+        return {"fit": result, "predict": {"draws": predicted(inference, of, broadcast, own)}}
+
+    problems.assert_same(
+        work(bound),
+        work(attrs.evolve(of, network=inside, likelihood=Categorical())),
+        "with an offset, compared with a network that adds it (use Problem.forward, or shifted)",
+        1e-7,
+    )
+
+
 def is_exact_on_the_conjugate_problem(part: Part) -> None:
     """The posterior of a linear regression with known noise is Bayes' own.
 
-    Each sample sees one parameter, so that a product over parameters is exact.
+    For the family dense-gaussian the columns of the design, and the prior, are correlated; else
+    each sample sees one parameter, so that a product over parameters is exact.
     """
-    noise, seen = 0.5, torch.eye(3, dtype=torch.float64).repeat(4, 1)
-    x = seen * torch.randn(12, 1, generator=problems.generator(3), dtype=torch.float64)
-    y = torch.randn(12, 1, generator=problems.generator(4), dtype=torch.float64)
+    dense, noise = part.family == DenseGaussian.name, 0.5
+    x, y = problems.normal(12, 3, seed=3), problems.normal(12, 1, seed=4)
+    x = x @ CORRELATED if dense else x * torch.eye(3, dtype=torch.float64).repeat(4, 1)
     network = nn.Sequential(nn.Linear(3, 1, bias=False))
-    of = problems.separable((12,), network=network, likelihood=GaussianNoise(noise_variance=noise),
-                       data=(x, y))  # fmt: skip
-    inference = part()
-    prior = Gaussian(torch.full((3,), 0.3).double(), torch.tensor([0.5, 1.0, 2.0]).double())
-    broadcast = Broadcast(0, prior, prior)
-    found = inference.fit(of, broadcast, problems.cohort(of, inference)).posterior
-    precision = 1 / prior.variance + x.square().sum(0) / noise
-    mean = (prior.mean / prior.variance + (x * y).sum(0) / noise) / precision
-    problems.assert_same(
-        found, Gaussian(mean[None], 1 / precision[None]), "against Bayes' rule", 1e-5
+    likelihood = GaussianNoise(noise_variance=noise)
+    of = problems.separable((12,), network=network, likelihood=likelihood, data=(x, y))
+    before, mean = torch.diag(torch.tensor([2.0, 1.0, 0.5]).double()), problems.normal(3, seed=5)
+    before = before + 0.3 if dense else before
+    after = before + x.T @ x / noise
+    expected = torch.linalg.solve(after, before @ mean + (x.T @ y)[:, 0] / noise)
+    prior, due = (
+        DenseGaussian(m, precision) if dense else Gaussian(m, precision.diagonal().reciprocal())
+        for m, precision in ((mean, before), (expected, after))
     )
+    inference = part()
+    cohort = problems.cohort(of, inference)
+    found = inference.fit(of, Broadcast(0, prior, prior), cohort).posterior
+    tolerance = 1e-9 if dense else 1e-5
+    problems.assert_same(found[0], due, "against Bayes' rule", tolerance)
 
 
 def _case(part: Part, sharing: str = "all") -> tuple[LocalInference, Problem, Broadcast, Cohort]:
     inference = problems.build(part)
     of = problems.surveyed(inference, problems.separable(sharing=sharing))
     return inference, of, problems.first_broadcast(inference, of), problems.cohort(of, inference)
+
+
+def _followed(inference: LocalInference, broadcast: Broadcast, result: LocalResult) -> Broadcast:
+    """Return the next broadcast: the first client's posterior is the start.
+
+    It is the prior, too, for inferences that need this of the hyperparameter update.
+    """
+    start, carried = result.posterior[0], "carries-posterior" in inference.needs.values()
+    prior = start if carried else broadcast.prior
+    return attrs.evolve(broadcast, round=broadcast.round + 1, start=start, prior=prior)
 
 
 def _check(draws: Tensor) -> None:

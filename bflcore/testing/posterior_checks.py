@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from bflcore.posteriors import Posterior
+from bflcore.posteriors import ExponentialFamily, Posterior
 from bflcore.testing import problems
 
 __all__ = ["checks_of"]
@@ -25,6 +25,8 @@ def checks_of(family: Family) -> Iterator[Callable[[Family], None]]:
     yield from (keeps_the_dtype, divergence_is_never_negative, samples_have_the_mean)
     if family.log_density is not Posterior.log_density:
         yield divergence_is_that_of_the_densities
+        if issubclass(family, ExponentialFamily):
+            yield natural_parameters_add_up
 
 
 def inputs_stay_untouched(family: Family) -> None:
@@ -113,8 +115,8 @@ def samples_have_the_mean(family: Family) -> None:
     draws = _samples(q)
     error = ERRORS * draws.std(0) / DRAWS**0.5 + 1e-9
     _within(draws.mean(0) - q.mean[0], error, "mean of samples")
-    variance = getattr(q, "variance", None)
-    if isinstance(variance, torch.Tensor) and variance.shape == q.mean.shape:
+    variance = q.marginals().get("variance")
+    if variance is not None and variance.shape == q.mean.shape:
         squares = (draws - q.mean[0]).square()
         error = ERRORS * squares.std(0) / DRAWS**0.5 + 1e-9
         _within(squares.mean(0) - variance[0], error, "variance of samples")
@@ -124,14 +126,35 @@ def divergence_is_that_of_the_densities(family: Family) -> None:
     """KL(q || p) is the mean of log q - log p over samples from q."""
     q, p = (one[[0]] for one in _pair(family))
     draws = _samples(q)
-    gap = family.unpack({n: t.expand(DRAWS, -1) for n, t in q.pack().items()}).log_density(draws)
-    gap = gap - family.unpack({n: t.expand(DRAWS, -1) for n, t in p.pack().items()}).log_density(
-        draws
-    )
+    gap = _expand(q, DRAWS).log_density(draws) - _expand(p, DRAWS).log_density(draws)
     error = ERRORS * gap.std() / DRAWS**0.5 + 1e-9
     _within(
         gap.mean() - q.kl(p)[0], error, "mean of log q - log p over samples from q, against q.kl(p)"
     )
+
+
+def natural_parameters_add_up(family: Family) -> None:
+    """``from_natural(q.natural()) == q``; sums of natural parameters are products of densities.
+
+    The log density of the product is the sum of the factors', up to a constant.
+    """
+    q, p = _pair(family)
+    assert isinstance(q, ExponentialFamily)  # noqa: S101 - for the type checker
+    assert isinstance(p, ExponentialFamily)  # noqa: S101
+    mine, theirs = q.natural(), p.natural()
+    problems.assert_same(q.from_natural(mine), q, "natural and from_natural", 1e-9)
+    product = q.from_natural({name: tensor + theirs[name] for name, tensor in mine.items()})
+    draws = _samples(q[[0]])[:10]
+    densities = [_expand(one[[0]], len(draws)).log_density(draws) for one in (product, q, p)]
+    gap = densities[0] - densities[1] - densities[2]
+    if not bool((gap - gap[0]).abs().max() <= 1e-6 * (1 + densities[0].abs().max())):
+        raise AssertionError(
+            "the density of a sum of natural parameters is not the product of the factors'"
+        )
+
+
+def _expand(posterior: Posterior, draws: int) -> Posterior:
+    return posterior.map(lambda tensor: tensor.expand(draws, *tensor.shape[1:]))
 
 
 def _pair(family: Family) -> tuple[Posterior, Posterior]:
@@ -143,7 +166,7 @@ def _samples(q: Posterior) -> torch.Tensor:
     noise = torch.randn(
         DRAWS, q.mean.shape[-1], generator=problems.generator(7), dtype=torch.float64
     )
-    return q.map(lambda tensor: tensor.expand(DRAWS, *tensor.shape[1:])).sample(noise)
+    return _expand(q, DRAWS).sample(noise)
 
 
 def _within(difference: torch.Tensor, allowed: torch.Tensor, what: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bflcore.engines.base import Session
 from bflcore.engines.local import Local
+from bflcore.experiments.surveys import survey
 from bflcore.inference.base import LocalInference
 from bflcore.layout import Layout
 from bflcore.messages import SURVEY, Broadcast, Cohort, LocalResult
@@ -23,7 +24,6 @@ from bflcore.options import Component, options_of
 from bflcore.posteriors import Gaussian, Posterior
 from bflcore.problem.base import Problem, Shares
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood
-from bflcore.rounds import survey
 
 if TYPE_CHECKING:
     from bflcore.engines.base import EvaluationReply, FitReply, SurveyReply

@@ -13,7 +13,7 @@ import torch
 import bflcore
 from bflcore.api.exporting import program_of
 
-from .test_runs import METHODS, OWNERS, trained
+from .test_runs import METHODS, OWNERS, options_for, trained
 
 CLOSED_FORM = ("em-tdamp", "em-tdamp-paper", "fedsi", "fedsi-fac")
 EACH_KIND = ("bpfed", "ditto", "fedavg", "fedpop", "mc-dropout", "superfed-mm")
@@ -54,6 +54,19 @@ def test_a_program_of_torch_predicts_as_the_model_does(tmp_path, method):
         for some in (x, x[:1]):  # a batch of any size
             found = by_torch(path, some)
             assert torch.allclose(found.double(), model.predict(some).probabilities, atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_program_has_the_clients_label_prior(tmp_path, suffix):
+    if suffix == ".onnx":
+        pytest.importorskip("onnx")
+    options = options_for("bpfed") | {"likelihood.label_prior": 2.0}
+    run, tests = trained(tmp_path, "bpfed", options=options, likelihood="categorical")
+    path, (x, _) = tmp_path / f"model{suffix}", tests[1]
+    for model in (run.client(107), run.client(107).assuming("uniform")):
+        model.export(path)
+        found = by_torch(path, x) if suffix == ".pt2" else by_onnx(path, x)[0]
+        assert np.allclose(found, model.predict(x).probabilities, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["bpfed", "mc-dropout"])

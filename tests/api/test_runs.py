@@ -103,6 +103,56 @@ def test_predictions_without_the_data_are_those_of_the_evaluation_to_the_bit(tmp
     adapted.module()
 
 
+PRIOR = {"likelihood.label_prior": 2.0}
+FLAGS = {"likelihood": "categorical", "cohort": 0}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", ["fedavg", "bpfed", "fedsi", "fedpop", "mc-dropout"])
+def test_a_model_with_a_label_prior_predicts_without_the_data_as_evaluated(tmp_path, method):
+    data = table()
+    # Each owner lacks a class; a stranger's counts are those of its own samples.
+    keep = data["y"] != data["client"] % CLASSES
+    data = {name: values[keep] for name, values in data.items()}
+    run, tests = trained(
+        tmp_path, method, data, options_for(method) | PRIOR, novel_clients=1, **FLAGS
+    )
+    found = evaluated(run) | evaluated(run, "novel")
+    loaded = bflcore.load(run.path)
+    for number, (x, y) in enumerate(tests):
+        expected = found[number]["accuracy"], found[number]["nll"]
+        model = loaded.client(OWNERS[number])
+        assert accuracy_and_nll(model.predict(x), y) == expected
+        again = bflcore.load_model(model.save(tmp_path / f"{number}.safetensors"))
+        assert accuracy_and_nll(again.predict(x), y) == expected
+        other = model.assuming("uniform")
+        changed = other.predict(x).probabilities
+        assert not torch.allclose(changed, model.predict(x).probabilities)
+        moved = bflcore.load_model(other.save(tmp_path / "other.safetensors"))
+        assert torch.equal(moved.predict(x).probabilities, changed)
+    rows = rows_of(run, 2)
+    adapted = loaded.adapt(data["x"][rows], data["y"][rows])
+    counts = np.bincount(data["y"][rows], minlength=CLASSES)
+    assert adapted.memory["label_counts"].tolist() == counts.tolist()
+    assert adapted.bound.offset.equal(loaded.client(900).bound.offset)
+
+
+def test_the_servers_model_has_the_label_prior_of_all_clients(tmp_path):
+    run, tests = trained(tmp_path, "fedavg", None, options_for("fedavg") | PRIOR, **FLAGS)
+    found = evaluated(run, "global")
+    for number, (x, y) in enumerate(tests):
+        expected = found[number]["accuracy"], found[number]["nll"]
+        assert accuracy_and_nll(run.server.predict(x), y) == expected
+    pooled = run.client(7).assuming("pooled")
+    assert torch.equal(pooled.predict(x).probabilities, run.server.predict(x).probabilities)
+
+
+def test_a_model_without_a_label_prior_assumes_none_in_one_line(tmp_path):
+    run, _ = trained(tmp_path)
+    with pytest.raises(bflcore.OptionError, match=r"--label-prior: .* trained without one.*leave"):
+        run.client(7).assuming("uniform")
+
+
 def test_a_server_whose_model_is_complete_predicts_as_it_was_evaluated(tmp_path):
     run, tests = trained(tmp_path, "fedavg", cohort=0)
     found = evaluated(run, "global")

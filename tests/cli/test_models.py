@@ -222,6 +222,23 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(bfl, hospitals, tmp_path
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_other_label_frequencies_are_assumed_on_demand(bfl, hospitals, tmp_path):
+    chosen = ("--likelihood", "categorical", "-o", "likelihood.label_prior=1")
+    x = hospitals(*chosen, method="fedavg")
+    np.savez(tmp_path / "new.npz", x=x)
+    words = ("new.npz", "--client", "107", "--label-prior", "uniform", "--out", "p.csv")
+    assert bfl("predict", "run", *words) == (0, "predictions: p.csv\n", "")
+    model = bflcore.load(tmp_path / "run").client(107)
+    found = [float(row["probability_2"]) for row in rows(tmp_path / "p.csv")]
+    expected = model.assuming("uniform").predict(x).probabilities[:, 2]
+    assert np.allclose(found, expected, rtol=1e-6)
+    assert not np.allclose(found, model.predict(x).probabilities[:, 2])
+    words = ("--client", "107", "--label-prior", "uniform", "--to", "m.bfl")
+    assert bfl("export", "run", *words)[0] == 0
+    again = bflcore.load_model(tmp_path / "m.bfl").predict(x).probabilities[:, 2]
+    assert np.allclose(again, expected)
+
+
 def test_the_owner_of_an_exported_model_is_checked(bfl, hospitals, tmp_path):
     np.savez(tmp_path / "new.npz", x=hospitals())
     bfl("export", "run", "--client", "7", "--to", "m.safetensors")

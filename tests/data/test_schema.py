@@ -159,3 +159,20 @@ def test_cells_that_hold_vectors_are_refused():
 def test_a_schema_comes_back_from_json():
     schema = Schema((Column("a", "number", (), True), Column("b", "category", ("x",))), "y", ("h",))
     assert Schema.from_json(json.loads(json.dumps(attrs.asdict(schema)))) == schema
+
+
+def test_a_reference_category_has_no_feature_and_stays_one_in_json():
+    column = Column("sex", "category", ("f", "m", "x"), missing=True).with_reference()
+    assert column.features == ("sex=m", "sex=x", "sex is missing")
+    codes = np.array([0.0, 1.0, 2.0, np.nan, -1.0])
+    assert column.encode(codes).tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    schema = Schema((column,), "y")
+    assert Schema.from_json(json.loads(json.dumps(attrs.asdict(schema)))) == schema
+    assert Column("age", "number").with_reference() == Column("age", "number")
+
+
+def test_an_unseen_category_counts_as_the_reference():
+    schema = Schema((Column("sex", "category", ("f", "m")).with_reference(),), "y")
+    x, notes = schema.read(table(sex=["m", "z"]))
+    assert x.tolist() == [[1], [0]]
+    assert notes[0].endswith("has z; such values count as f")

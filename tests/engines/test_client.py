@@ -16,13 +16,14 @@ from bflcore import (
     Predictive,
 )
 from bflcore.engines.local import Local
+from bflcore.experiments.surveys import calibrate
 from bflcore.problem import metrics
 from bflcore.problem.base import Shares
 from bflcore.problem.calibration.base import answer, fit
 from bflcore.problem.calibration.conformal import Conformal
 from bflcore.problem.calibration.outliers import Outliers
 from bflcore.problem.calibration.temperature import Temperature
-from bflcore.rounds import Recipe, begin, calibrate
+from bflcore.rounds import Recipe, begin
 from bflcore.testing.problems import difference, problem
 
 

@@ -19,6 +19,7 @@ from bflcore.models import (
     MODELS,
     VGG,
     LeNet,
+    Linear,
     MobileNet,
     ResNet18,
     ResNet20,
@@ -35,6 +36,7 @@ from bflcore.problem.likelihoods import Categorical
 SMALL = {
     "mlp": (MLP(hidden=(7,)), (5,)),
     "mlp-tanh": (MLP(hidden=(4, 3), activation="tanh"), (2, 3)),
+    "linear": (Linear(), (2, 3)),
     "two-nn": (TwoNN(), (13,)),
     "two-cnn": (TwoCNN(), (2, 4, 5)),
     "lenet": (LeNet(), (1, 12, 13)),
@@ -215,7 +217,7 @@ def test_every_parameter_gets_a_finite_gradient(which):
     assert logits.shape == (2, 3)
     assert logits.dtype == torch.float64
 
-    gradients = torch.autograd.grad(logits.square().sum(), list(network.parameters()))
+    gradients = torch.autograd.grad((logits - 1).square().sum(), list(network.parameters()))
 
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
@@ -358,6 +360,7 @@ def test_the_perceptrons_activation_is_an_option():
 def test_every_model_has_a_name_a_summary_and_a_reference():
     assert [model.name for model in MODELS] == [
         "mlp",
+        "linear",
         "two-nn",
         "two-cnn",
         "lenet",
@@ -373,3 +376,14 @@ def test_every_model_has_a_name_a_summary_and_a_reference():
 def test_declaring_models_does_not_import_torch():
     code = "import sys, bflcore.models; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_linear_predictor_starts_at_zero_and_its_parameters_are_coefficients():
+    network = Linear().network((2, 3), 4)
+    assert {name: tuple(p.shape) for name, p in network.named_parameters()} == {
+        "head.weight": (4, 6),
+        "head.bias": (4,),
+    }
+    assert not any(p.any() for p in network.parameters())
+    assert Linear().interpretable
+    assert not MLP().interpretable

@@ -261,3 +261,12 @@ def test_sums_without_classes_are_smaller_and_lack_their_metrics():
     found = metrics.metrics_of(metrics.classification_sums(p, y, by_class=False))
     assert not {"auroc", "f1", "balanced_accuracy"} & set(found)
     assert found["accuracy"] == metrics.metrics_of(metrics.classification_sums(p, y))["accuracy"]
+
+
+def test_a_log_density_replaces_the_gaussians():
+    mean, y = torch.zeros(4, 1), torch.arange(4.0)[:, None]
+    given = torch.tensor([[-1.0], [-2.0], [-3.0], [-6.0]])
+    sums = metrics.regression_sums(mean, torch.ones_like(mean), y, given)
+    assert metrics.metrics_of(sums)["nll"] == 3.0
+    gaussian = metrics.regression_sums(mean, torch.ones_like(mean), y)
+    assert {**sums, "nll": 0} == {**gaussian, "nll": 0}

@@ -27,6 +27,7 @@ LOSS = "loss falls"
 MEMORY = "memory survives storage"
 PREDICTIONS = "predictions are probabilities"
 NOVEL = "novel clients can predict"
+OFFSET = "a clients offset is part of its network"
 EXACT = "is exact on the conjugate problem"
 TESTS = "test samples are never read"
 EACH = "predictions are of each sample alone"
@@ -38,7 +39,7 @@ PROCESS = "leaves the process as it was"
 HONEST = {TESTS, EACH, FIT_SEED, PREDICT_SEED, MEAN_LOSS, DETACHED, PROCESS}
 ALL_BUT_EXACT = {
     *(UNTOUCHED, SURVEY, FAMILY, DTYPE, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, LOSS),
-    *(MEMORY, PREDICTIONS, NOVEL, CERTAIN),
+    *(MEMORY, PREDICTIONS, NOVEL, CERTAIN, OFFSET),
     *HONEST,
 }
 
@@ -105,6 +106,10 @@ def predict_logits_in_closed_form(self, problem, broadcast, cohort, x):
     return Predictive(found.draws, closed_form=found.mean.log())
 
 
+def predict_with_the_bare_network(self, problem, broadcast, cohort, x):
+    return Map.predict(self, attrs.evolve(problem, offset=None), broadcast, cohort, x)
+
+
 def personalise_badly(when):
     def personalise(self, problem, broadcast, cohort):
         memory = Map.personalise(self, problem, broadcast, cohort)
@@ -158,7 +163,7 @@ def count_wider_without_samples(self, problem, cohort):
 MISTAKES = {
     "Moves the broadcast's start in place": (
         {"fit": after(move_start)},
-        {UNTOUCHED, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, MEMORY, TESTS},
+        {UNTOUCHED, REPEATS, GLOBAL, ALONE, PADDING, ORDER, NO_DATA, MEMORY, TESTS, OFFSET},
     ),
     "Overwrites the padding in place": ({"fit": after(overwrite_padding)}, {UNTOUCHED}),
     "Returns a buffer that the next fit fills": (
@@ -219,7 +224,7 @@ MISTAKES = {
     ),
     "Forgets its personal posterior": (
         {"fit": changed("memory", lambda _: {})},
-        {DTYPE, LOSS, MEMORY, PREDICTIONS, *HONEST - {FIT_SEED}},
+        {DTYPE, LOSS, MEMORY, PREDICTIONS, OFFSET, *HONEST - {FIT_SEED}},
     ),
     "Counts in the memory in float32 what was float64": (
         {"fit": changed("memory", lambda m: {n: t.float() for n, t in m.items()})},
@@ -230,6 +235,7 @@ MISTAKES = {
         {"predict": predict_logits_in_closed_form},
         {PREDICTIONS, NOVEL, MEAN_LOSS},
     ),
+    "Predicts with the bare network": ({"predict": predict_with_the_bare_network}, {OFFSET}),
     "Personalises to nothing": ({"personalise": personalise_badly(False)}, {PREDICTIONS}),
     "Adapts novel clients to nothing": ({"personalise": personalise_badly(True)}, {NOVEL}),
 }

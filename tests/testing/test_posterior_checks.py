@@ -4,7 +4,7 @@ import attrs
 import pytest
 import torch
 
-from bflcore.posteriors import Gaussian, Point
+from bflcore.posteriors import DenseGaussian, Gaussian, Point
 from bflcore.testing import checks, posterior_checks
 
 from .verdicts import failing, label, reasons, sentences, wrong
@@ -12,6 +12,7 @@ from .verdicts import failing, label, reasons, sentences, wrong
 TENSORS = attrs.frozen(eq=False)
 DENSITIES = "divergence is that of the densities"
 NEVER_NEGATIVE = "divergence is never negative"
+NATURAL = "natural parameters add up"
 
 
 def gaussian(mistake, **fields):
@@ -106,6 +107,21 @@ WRONG = [
         {DENSITIES},
     ),
     (
+        gaussian(
+            "Takes the mean for the shift",
+            natural=lambda q: {"precision": 1 / q.variance, "shift": q.mean},
+        ),
+        {NATURAL},
+    ),
+    (
+        gaussian(
+            "Adds variances",
+            natural=lambda q: {"variance": q.variance, "mean": q.mean},
+            from_natural=classmethod(lambda cls, natural: cls(**natural)),
+        ),
+        {NATURAL},
+    ),
+    (
         point("Samples beside the point", sample=lambda q, noise: (q.mean + 1).expand_as(noise)),
         {"samples have the mean"},
     ),
@@ -124,7 +140,7 @@ def test_a_wrong_family_fails_exactly(family, expected):
     assert failing(family) == expected
 
 
-@pytest.mark.parametrize("family", [Gaussian, Point])
+@pytest.mark.parametrize("family", [DenseGaussian, Gaussian, Point])
 def test_a_right_family_passes(family):
     assert failing(wrong(family, "Nothing", TENSORS)) == set()
 
@@ -141,5 +157,5 @@ def test_without_a_density_no_density_is_asked():
 def test_a_name_missing_from_a_pack_is_said_with_its_place():
     (part,) = (family for family, expected in WRONG if expected == {"packing inverts"})
     assert reasons(part)["packing inverts"].startswith(
-        "KeyError: 'own.mean' at bflcore/posteriors.py:"
+        "KeyError: 'own.mean' at posteriors/base.py:"
     )

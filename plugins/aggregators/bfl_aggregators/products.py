@@ -5,6 +5,9 @@ sum to one. Differences d = mu - mu_0 from the prior's mean are summed. A parame
 at some client is a limiting case: its fused mean is the weighted mean over the clients with
 variance 0, and its fused variance is 0. The two sums that this takes, ``certain`` and
 ``certain_shift``, are present only if some variance is 0.
+
+Of other families whose densities multiply (`ExponentialFamily`), natural parameters are summed:
+``natural.NAME``.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from bfl_aggregators.pools import PAPER, moments
-from bflcore import Gaussian, Posterior, Statistics, component, option
+from bflcore import ExponentialFamily, Gaussian, Posterior, Statistics, component, option
 from bflcore.aggregation import CoordinatewiseAggregator, State, weighted_sum
+from bflcore.inference.sites import exact_natural
 from bflcore.lazy import lazy
+from bflcore.messages import within
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +42,15 @@ HUGE = 1e30
 class NaturalAggregator(CoordinatewiseAggregator):
     """Base of rules that add precisions; clients with variance 0 decide (see the module)."""
 
-    families = ("gaussian",)
+    families = ("gaussian", "dense-gaussian")
 
     exact: ClassVar[bool] = False  # sum precisions in full: some will be subtracted again
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
-        """Sum w, w/s and w d/s (w = 1 for a rule that ignores weights)."""
+        """Sum w, w/s and w d/s, or w times natural parameters (w = 1 if weights are ignored)."""
         w = weights if self.weighs else torch.ones_like(weights)
+        if not isinstance(posteriors, Gaussian):
+            return {"weight": w.sum(), **_sum_natural(w, posteriors)}
         d, s = moments(posteriors, prior)
         precision = s.reciprocal()
         total = _sum_exactly(w, precision) if self.exact else weighted_sum(w, precision)
@@ -68,6 +75,8 @@ class LogLinearPool(NaturalAggregator):
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide natural parameters by the sum of weights."""
+        if not isinstance(prior, Gaussian):
+            return _product(total, prior, 1 / total["weight"])
         mean = total["shift"] / total["precision"]
         return _gaussian(mean, total["weight"] / total["precision"], total, prior)
 
@@ -87,6 +96,8 @@ class Conflation(NaturalAggregator):
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Turn natural parameters into moments."""
+        if not isinstance(prior, Gaussian):
+            return _product(total, prior)
         mean = total["shift"] / total["precision"]
         return _gaussian(mean, 1 / total["precision"], total, prior)
 
@@ -114,6 +125,8 @@ class WeightedConflation(NaturalAggregator):
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide precisions by the largest weight."""
+        if not isinstance(prior, Gaussian):
+            return _product(total, prior, 1 / total["heaviest"])
         mean = total["shift"] / total["precision"]
         return _gaussian(mean, total["heaviest"] / total["precision"], total, prior)
 
@@ -125,6 +138,7 @@ class WeightConsolidation(NaturalAggregator):
     precision = sum 1/s - (K - 1)/s_0, mean = (sum mu/s - (K - 1) mu_0/s_0) / precision: exact Bayes
     for conjugate models. Weights are ignored. Parameters whose precision does not exceed the
     floor get the prior's variance and the clients' precision-weighted mean; the report counts them.
+    A precision matrix has no floor: a product that is not positive definite is refused.
     """
 
     name = "weight-consolidation"
@@ -149,7 +163,8 @@ class WeightConsolidation(NaturalAggregator):
         The term (K - 1) mu_0/s_0 vanishes in differences from the prior's mean. The mean of a
         floored parameter is not divided by its precision, which may be close to zero.
         """
-        assert isinstance(prior, Gaussian), "the registry admits no other family"  # noqa: S101
+        if not isinstance(prior, Gaussian):
+            return _product(total, prior, priors=float(total["weight"]) - 1)
         precision, low = self._subtract(total, prior)
         mean = total["shift"] / torch.where(low, total["precision"], precision)
         variance = torch.where(low, prior.variance, precision.reciprocal())
@@ -157,6 +172,8 @@ class WeightConsolidation(NaturalAggregator):
 
     def report(self, state: State) -> dict[str, float]:
         """Return how many parameters were floored."""
+        if not isinstance(state.prior, Gaussian):
+            return {}
         low = (self._subtract(chunk.tensors, chunk.prior)[1].sum() for _, chunk in state.chunks())
         return {"floored": float(sum(low))}
 
@@ -186,6 +203,28 @@ def _gaussian(shift: Tensor, variance: Tensor, total: Statistics, prior: Posteri
         shift = torch.where(certain, total["certain_shift"] / total["certain"], shift)
         variance = variance.masked_fill(certain, 0.0)
     return Gaussian(shift + prior.mean, variance)
+
+
+def _sum_natural(weights: Tensor, posteriors: Posterior) -> Statistics:
+    """Return sum_k w_k eta_k by natural parameter, one client at a time: matrices may be large."""
+    total: Statistics = {}
+    for row, weight in enumerate(weights.tolist()):
+        for name, tensor in exact_natural(posteriors[row]).items():
+            if name in total:
+                total[name].add_(tensor, alpha=weight)
+            else:
+                total[name] = tensor.mul(weight)
+    return {f"natural.{name}": tensor for name, tensor in total.items()}
+
+
+def _product(
+    total: Statistics, prior: Posterior, power: Tensor | float = 1.0, priors: float = 0.0
+) -> Posterior:
+    """Return the product of the densities to a `power`, divided by some `priors`."""
+    assert isinstance(prior, ExponentialFamily), "the registry admits no other family"  # noqa: S101
+    shared = exact_natural(prior)
+    summed = within(total, "natural.")
+    return prior.from_natural({n: power * t - priors * shared[n] for n, t in summed.items()})
 
 
 def _sum_exactly(weights: Tensor, values: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Divided:
         """Run heads `z` ``[k, P_personal]`` on the features of bodies `w`: ``[k, B, C]``."""
         if self._head is None:
             return self._problem.forward(self._problem.layout.join(w, z), features)
-        return run(self._head, self._of_head, z, features)
+        return self._problem.shifted(run(self._head, self._of_head, z, features))
 
 
 def personal_module(layout: Layout) -> str:

@@ -51,6 +51,6 @@ class Pooled(PointInference):
         pool = pretraining.pool_samples(problem, 1.0)
         memory = {name: tensor[:1] for name, tensor in cohort.memory.items()}
         everything = pool.cohort([SERVER], memory, cohort.round)
-        result = fit_points(self, pool, broadcast, everything)
+        result = fit_points(self, pool.for_client(everything), broadcast, everything)
         same = result.select([0] * len(cohort.clients))
         return attrs.evolve(same, clients=cohort.clients, examples=torch.tensor(cohort.sizes))

@@ -14,12 +14,12 @@ from bfl_baselines.pfedme import MoreauEnvelope
 from bfl_baselines.pooled import Pooled
 from bfl_baselines.scaffold import ControlVariates
 from bfl_baselines.staged import Staged
-from bflcore import Accumulate, Average, Equal, Fixed, LocalResult, Map
+from bflcore import Accumulate, Average, Categorical, Equal, Fixed, LocalResult, Map
 from bflcore.engines.local import Local
 from bflcore.inference.normals import Noise
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
-from bflcore.testing.problems import cohort, first_broadcast, problem
+from bflcore.testing.problems import cohort, first_broadcast, problem, surveyed
 
 STEP = {"local_epochs": 1, "batch_size": 100, "optimiser": "sgd", "lr": 0.1}
 
@@ -378,3 +378,18 @@ def test_pooled_training_is_that_of_one_client_with_everything():
     expected = fit(Map(**options), one).posterior.mean[0]
     for row in range(3):
         torch.testing.assert_close(result.posterior.mean[row], expected)
+
+
+def test_pooled_training_has_the_label_prior_of_everything():
+    of = problem(sizes=(7, 5, 2), likelihood=Categorical(label_prior=2.0))
+    of = surveyed(Map(), of)
+    bound = of.for_client(of.cohort([2], {}, 0))
+    result = fit(Pooled(**STEP), bound, clients=[2])
+    x, y = of.train.x, of.train.y
+    counts = torch.bincount(y, minlength=2).double()
+    base = (counts + 0.5) / (counts.sum() + 1)
+    prior = ((counts + 2 * base) / (counts.sum() + 2)).log()
+    leaf = of.initial.clone().requires_grad_()
+    logits = torch.func.functional_call(of.network, of.layout.unflatten(leaf), (x,))
+    torch.nn.functional.cross_entropy(logits + prior, y).backward()
+    torch.testing.assert_close(result.posterior.mean[0], (of.initial - 0.1 * leaf.grad).detach())

@@ -242,8 +242,7 @@ def _linear_jacobian(
     def run(samples: Tensor) -> Tensor:
         for calls in seen.values():
             calls.clear()
-        outputs: Tensor = network(samples)
-        return outputs
+        return problem.shifted(network(samples))
 
     with torch.no_grad():
         run(sample)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from bfl_flower.node import MemoryStore, Node
+from bfl_flower.node import MemoryStore, Node, failure
 from bfl_flower.session import GridSession
 from bfl_flower.wire import ACTIONS
 from bflcore.api.model import ClientModel
@@ -32,7 +33,7 @@ from bflcore.data.schema import Schema
 from bflcore.data.split import split
 from bflcore.data.user import load_npz, load_rows
 from bflcore.engines.client import ClientWorker
-from bflcore.errors import DataError, OptionError, RunError
+from bflcore.errors import BflError, DataError, OptionError, RunError, RunWarning
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.prepare import Prepared, assemble
 from bflcore.experiments.resolve import Experiment, read, resolve
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 EXPERIMENT, DATA = "experiment.toml", "data.toml"
+NODES = "nodes.json"  # which node holds which client, in the run directory
 MODEL = "model.bfl"  # what the last round leaves in a node's state folder
 
 
@@ -77,6 +79,13 @@ def client_app(folder: Path) -> ClientApp:
 
 def _serve(folder: Path, grid: Grid, context: Context) -> None:
     """Run the experiment; if its run directory exists, continue from the last checkpoint."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RunWarning)
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}")
+        _run(folder, grid, context)
+
+
+def _run(folder: Path, grid: Grid, context: Context) -> None:
     from bflcore.report import write_report
 
     settings = context.run_config
@@ -92,7 +101,8 @@ def _serve(folder: Path, grid: Grid, context: Context) -> None:
         directory = RunDirectory.create(out, prepared, registry)
     everyone = (*problem.clients, *problem.novel)
     timeout = getattr(experiment.engine, "client_timeout", 0.0)
-    session = GridSession(grid, type(inference.initial(problem)), everyone, timeout)
+    family = type(inference.initial(problem))
+    session = GridSession(grid, family, everyone, timeout, out / NODES)
     connected = session.wait_for(int(settings["nodes"]) or len(everyone), float(settings["wait"]))
     click.echo(
         f"clients connected: {', '.join(map(str, connected))}; {experiment.run.rounds} rounds"
@@ -116,7 +126,10 @@ def _answer(folder: Path, message: Message, context: Context) -> Message:
             )
     data = Path(str(config["data"]))
     state = Path(str(config.get("state", data.with_suffix(".state"))))
-    node = build_node(folder, int(config["client"]), data, state, str(config.get("device", "")))
+    try:
+        node = build_node(folder, int(config["client"]), data, state, str(config.get("device", "")))
+    except BflError as error:
+        return Message(failure(str(error), (data, state, folder)), reply_to=message)
     return node.answer(message)
 
 
@@ -148,7 +161,7 @@ def build_node(folder: Path, client: int, data: Path, state: Path, device: str =
         ).save(state / MODEL)
 
     worker = ClientWorker(problem, experiment.inference, experiment.run.bins)
-    return Node(client, worker, store, keep)
+    return Node(client, worker, store, keep, (data, store.folder, state, folder))
 
 
 def prepare_node(folder: Path, experiment: Experiment, client: int, data: Path) -> Prepared:

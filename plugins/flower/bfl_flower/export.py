@@ -114,9 +114,9 @@ SERVER is the server's name, as the nodes reach it.
 
 What this protects: messages are encrypted, nodes know the server, and the server admits registered
 keys alone. What it does not: whoever reaches the server's port can start runs and register keys, so
-keep it inside a private network; a registered node may claim any client number; the server sees
-every client's update (there is no secure aggregation); updates carry no noise for differential
-privacy.
+keep it inside a private network; a registered node may claim any client number that no node has
+claimed before, and holds it from then on; the server sees every client's update (there is no
+secure aggregation); updates carry no noise for differential privacy.
 """
 
 # From a name to a certificate of the federation's own authority.

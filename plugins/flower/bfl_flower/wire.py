@@ -7,6 +7,7 @@ a malformed one raises `MalformedError`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from bflcore.errors import BflError, ClientError
+from bfl_flower.limits import NAME, MalformedError, check_size, room_for, shown
+from bflcore.errors import ClientError
 from bflcore.messages import (
     CALIBRATION,
     Answer,
@@ -60,10 +62,6 @@ TaskReply = LocalResult | Evaluation | Answer | Personalised | ClientError
 Reply = TaskReply
 
 
-class MalformedError(BflError):
-    """A message does not have the expected form."""
-
-
 def pack(fields: Mapping[str, Any], tensors: Tensors | None = None) -> RecordDict:
     """Return the content of a message."""
     arrays = {
@@ -74,13 +72,19 @@ def pack(fields: Mapping[str, Any], tensors: Tensors | None = None) -> RecordDic
 
 
 def unpack(
-    content: RecordDict, device: torch.device | str = "cpu"
+    content: RecordDict, device: torch.device | str = "cpu", room: float = math.inf
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the arguments of `pack`, with tensors on `device`. Raises `MalformedError`."""
+    """Return the arguments of `pack`, with tensors on `device`.
+
+    `room` is how many bytes the tensors may have. Raises `MalformedError`.
+    """
     try:
-        fields = json.loads(content.config_records["fields"]["json"])  # type: ignore[arg-type]
-        arrays = content.array_records["tensors"]
+        text, arrays = content.config_records["fields"]["json"], content.array_records["tensors"]
+        check_size(text, arrays, room)
+        fields = json.loads(text)  # type: ignore[arg-type]
         tensors = {n: torch.from_numpy(array.numpy()).to(device) for n, array in arrays.items()}
+    except MalformedError:
+        raise
     except Exception as error:  # numpy, json and Flower raise many errors on a malformed message
         raise MalformedError(f"{type(error).__name__}: {error}") from error
     if not isinstance(fields, dict):
@@ -118,19 +122,31 @@ class Question:
     def read(self, content: RecordDict) -> list[Reply]:
         """Read the content written by `answer`; if malformed, return a `ClientError`."""
         try:
-            fields, tensors = unpack(content)
+            fields, tensors = unpack(content, room=room_for(_nbytes(self.known)))
         except MalformedError as error:
-            return [ClientError(self.client, "survey", f"malformed reply ({error})")]
+            return [_refused(self.client, "survey", error)]
         if "error" in fields:
-            return [ClientError(self.client, "survey", str(fields["error"]))]
+            return [ClientError(self.client, "survey", shown(str(fields["error"])))]
         return [Answer(self.client, tensors)]
 
 
 class Task:
-    """A request to one client, and the format of its answer."""
+    """A request to one client, and the format of its answer.
 
-    def __init__(self, stage: str, client: int, broadcast: Broadcast, memory: Tensors) -> None:
+    `due` says on which samples a client must be evaluated, because it was before: False its test
+    samples, True its validation samples.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        client: int,
+        broadcast: Broadcast,
+        memory: Tensors,
+        due: frozenset[bool] = frozenset(),
+    ) -> None:
         self.stage, self.client, self.broadcast, self.memory = stage, client, broadcast, memory
+        self.due = due
 
     def pack(self) -> RecordDict:
         """Return the content of the request."""
@@ -152,7 +168,7 @@ class Task:
         try:
             broadcast = Broadcast.unpack(int(fields["round"]), tensors, family, first_prior)
             return cls(stage, int(fields["client"]), broadcast, within(tensors, "memory."))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise MalformedError(f"{type(error).__name__}: {error}") from error
 
     def answer(self, replies: Sequence[TaskReply]) -> RecordDict:
@@ -176,22 +192,22 @@ class Task:
             return pack({"stored": True})
         found = [reply for reply in replies if isinstance(reply, Evaluation)]
         each = [_of_sums(f"{i}.", evaluation) for i, evaluation in enumerate(found)]
+        untested = {} if found else {"untested": True}
         return pack(
-            {"evaluations": [*map(_form, found)]}, {n: t for of in each for n, t in of.items()}
+            {"evaluations": [*map(_form, found)], **untested},
+            {n: t for of in each for n, t in of.items()},
         )
 
     def read(self, content: RecordDict) -> list[Reply]:
         """Read the content written by `answer`; if malformed, return a `ClientError`."""
         try:
-            fields, tensors = unpack(content, self.broadcast.start.mean.device)
+            sent = _nbytes(self.broadcast.start.pack()) + _nbytes(self.memory)
+            fields, tensors = unpack(content, self.broadcast.start.mean.device, room_for(sent))
             if "error" in fields:
-                return [ClientError(self.client, self.stage_name, str(fields["error"]))]
+                return [ClientError(self.client, self.stage_name, shown(str(fields["error"])))]
             return self._replies(fields, tensors)
-        except MalformedError as error:
-            reason = f"malformed reply ({error})"
         except Exception as error:  # noqa: BLE001 - a client may send anything
-            reason = f"malformed reply ({type(error).__name__}: {error})"
-        return [ClientError(self.client, self.stage_name, reason)]
+            return [_refused(self.client, self.stage_name, error)]
 
     def _replies(self, fields: Mapping[str, Any], tensors: Tensors) -> list[Reply]:
         if self.stage == FIT:
@@ -203,10 +219,7 @@ class Task:
                 return []
             own = within(tensors, "memory.") if fields["own"] else None
             return [Personalised(self.client, own, within(tensors, CALIBRATION))]
-        return [
-            self._evaluation(form, within(tensors, f"{i}."))
-            for i, form in enumerate(fields["evaluations"])
-        ]
+        return self._evaluations(fields, tensors)
 
     @property
     def stage_name(self) -> str:
@@ -214,25 +227,53 @@ class Task:
         return STAGES[self.stage]
 
     def _result(self, fields: Mapping[str, Any], tensors: Tensors) -> LocalResult:
-        family = type(self.broadcast.start)
+        family, examples = type(self.broadcast.start), fields["examples"]
+        if type(examples) is not int:
+            raise MalformedError(f"examples is {examples!r:.50}, not an integer")
         return LocalResult(
             (self.client,),
             family.unpack(tensors, "posterior."),
-            torch.tensor([int(fields["examples"])]),
+            torch.tensor([examples]),
             tensors["loss"],
             within(tensors, "statistics."),
             within(tensors, "memory."),
         )
 
+    def _evaluations(self, fields: Mapping[str, Any], tensors: Tensors) -> list[Reply]:
+        """Return a client's evaluations; none only if it says that it has nothing to evaluate."""
+        forms = fields["evaluations"]
+        if not isinstance(forms, list) or len(forms) > len((False, True)):
+            raise MalformedError("expected a list of at most 2 evaluations")
+        found = [self._evaluation(form, within(tensors, f"{i}.")) for i, form in enumerate(forms)]
+        kinds = {evaluation.validation for evaluation in found}
+        if missing := sorted(self.due - kinds):
+            samples = "validation" if missing[0] else "test"
+            raise MalformedError(f"no evaluation on {samples} samples, though there was one before")
+        if not found and fields.get("untested") is not True:
+            raise MalformedError("neither an evaluation nor word that there are no samples for one")
+        return [*found]
+
     def _evaluation(self, fields: Mapping[str, Any], tensors: Tensors) -> Evaluation:
         curves: dict[str, dict[float, Tensors]] = {}
         for i, (axis, value) in enumerate(fields["curves"]):
-            curves.setdefault(str(axis), {})[float(value)] = within(tensors, f"curve.{i}.")
+            if not (isinstance(axis, str) and len(axis) <= NAME):
+                raise MalformedError(f"a curve's axis is not a text of at most {NAME} characters")
+            curves.setdefault(axis, {})[float(value)] = within(tensors, f"curve.{i}.")
         shared = within(tensors, "shared.") if fields["shared"] else None
         personal, validation = within(tensors, "personal."), bool(fields["validation"])
         calibrated = within(tensors, "calibrated.")
         ood = within(tensors, "ood.") or None
         return Evaluation(self.client, personal, shared, curves, validation, calibrated, ood)
+
+
+def _refused(client: int, stage: str, error: Exception) -> ClientError:
+    """Return the client's error for a reply that cannot be read."""
+    said = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+    return ClientError(client, stage, shown(f"malformed reply ({said})"))
+
+
+def _nbytes(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:

@@ -10,17 +10,16 @@ import torch
 from flwr.app import Message
 
 from bfl_flower.node import MemoryStore, Node
-from bfl_flower.session import GridSession
 from bfl_flower.wire import FIT, Task
 from bflcore import BflError, ClientError, Map, Variational
 from bflcore.engines.client import ClientWorker
 from bflcore.engines.local import Local
-from bflcore.errors import RoundError
+from bflcore.errors import RoundError, RunWarning
+from bflcore.experiments.surveys import calibrate
 from bflcore.problem.calibration.conformal import Conformal
-from bflcore.rounds import calibrate
 from bflcore.testing import problems
 
-from .loopback import Loopback
+from .loopback import grid_of, session_of
 
 
 class FineTuned(Map):
@@ -38,17 +37,6 @@ pytestmark = pytest.mark.usefixtures("identity")
 @pytest.fixture
 def problem():
     return problems.separable(sharing="body", dtype=torch.float32)
-
-
-def grid_of(problem, inference, stores=None):
-    worker = ClientWorker(problem, inference, 10)
-    return Loopback(
-        {100 - client: Node(client, worker, stores and stores(client)) for client in range(3)}
-    )
-
-
-def session_of(grid, inference, problem, timeout=0.0):
-    return GridSession(grid, type(inference.initial(problem)), problem.clients, timeout)
 
 
 def two_rounds(session, broadcast, clients):
@@ -151,16 +139,26 @@ def test_a_memory_on_the_node_is_that_of_the_round_which_the_server_accepted(pro
     assert not problems.difference(store.get(session.memories[0]), kept)
 
 
-def test_a_store_keeps_the_last_rounds_and_forgets_a_lost_future(tmp_path):
+def test_a_store_keeps_the_last_rounds_and_replaces_a_lost_future(tmp_path):
     store = MemoryStore(tmp_path, depth=2)
     tokens = [store.put({"age": torch.tensor(age)}, age) for age in range(1, 5)]
-    with pytest.raises(BflError, match="memory of round 2 is not in"):
+    with pytest.raises(BflError, match="memory of round 2 cannot be read from 000002.safetensors"):
         store.get(tokens[1])
     assert [int(store.get(token)["age"]) for token in tokens[2:]] == [3, 4]
     store.put({"age": torch.tensor(30)}, 3)  # the server went back
     assert int(store.get(tokens[2])["age"]) == 30
-    with pytest.raises(BflError):
-        store.get(tokens[3])
+    store.put({"age": torch.tensor(40)}, 4)
+    assert int(store.get(tokens[3])["age"]) == 40
+
+
+def test_a_run_that_begins_again_keeps_its_own_memories(tmp_path):
+    store = MemoryStore(tmp_path, depth=2)
+    for age in (48, 49, 50):  # an earlier run of the same experiment
+        store.put({"age": torch.tensor(age)}, age)
+    for age in (1, 2, 3):
+        token = store.put({"age": torch.tensor(-age)}, age)
+        assert int(store.get(token)["age"]) == -age
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4  # depth of each run
 
 
 def test_a_lost_memory_is_the_clients_error(problem, tmp_path):
@@ -171,7 +169,10 @@ def test_a_lost_memory_is_the_clients_error(problem, tmp_path):
     session.restore({1: {"round": torch.tensor(8)}})
     replies = list(session.fit(problems.first_broadcast(inference, problem), [0, 1]))
     assert isinstance(replies[1], ClientError)
-    assert "its memory of round 8 is not in" in replies[1].reason
+    assert "its memory of round 8 cannot be read" in replies[1].reason
+    session.restore({1: {"personal.mean": torch.zeros(2)}})  # of a simulation, say
+    (_, error) = session.fit(problems.first_broadcast(inference, problem), [0, 1])
+    assert error.reason == "the server sent a memory, but this node keeps its own"
 
 
 def test_a_node_that_fails_or_is_gone_costs_its_client_only(problem):
@@ -190,14 +191,15 @@ def test_a_node_that_fails_or_is_gone_costs_its_client_only(problem):
     assert error.reason == "no connected node holds its data"
 
 
-def test_a_client_that_comes_back_as_another_node_takes_part_again(problem):
+def test_a_client_that_comes_back_as_another_node_with_its_key_takes_part_again(problem, tmp_path):
     inference = problems.build(Map)
-    grid = grid_of(problem, inference)
+    grid = grid_of(problem, inference, lambda client: MemoryStore(tmp_path / str(client)))
     session = session_of(grid, inference, problem)
     broadcast = problems.first_broadcast(inference, problem)
     first = list(session.fit(broadcast, problem.clients))
     grid.nodes[7] = grid.nodes.pop(99)
     assert not problems.difference(list(session.fit(broadcast, problem.clients)), first)
+    assert session.registry.nodes == {0: 100, 1: 7, 2: 98}
 
 
 def test_a_node_that_is_silent_is_dropped_when_its_time_is_over(problem):
@@ -227,7 +229,8 @@ def test_a_node_that_holds_a_client_of_no_concern_is_not_asked(problem):
     grid = grid_of(problem, inference)
     grid.nodes[50] = Node(77, ClientWorker(problem, inference, 10))
     session = session_of(grid, inference, problem)
-    assert session.wait_for(3, 1) == [0, 1, 2]
+    with pytest.warns(RunWarning, match="node 50 is refused: it claims client 77, which is not"):
+        assert session.wait_for(3, 1) == [0, 1, 2]
 
 
 def test_a_node_answers_for_its_own_client_alone(problem):

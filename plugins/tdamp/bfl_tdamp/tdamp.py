@@ -26,6 +26,7 @@ from bflcore import (
 from bflcore.inference.gradient import batches, mean_loss, steps
 from bflcore.inference.memory import Memory, join_personal, local_result
 from bflcore.lazy import lazy
+from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.randomness import SERVER, stream
 
 if TYPE_CHECKING:
@@ -135,10 +136,20 @@ class Tdamp(LocalInference):
         """Raise an error unless message passing supports the problem.
 
         `IncompatibleError` for a network that is not a chain of linear layers with ReLU between
-        them, `OptionError` unless a regression has one output per target.
+        them, `OptionError` unless a regression has one output per target, for a likelihood other
+        than `categorical` and `gaussian`, and for one with offsets: messages do not pass it.
         """
+        if problem.likelihood.counts_labels:
+            raise OptionError(
+                f"likelihood.label_prior: inference {self.name} has no label prior; leave it out"
+            )
         last = problem.network.get_submodule(chain(problem)[-1])
         targets = problem.train.y.shape[-1]
+        if not isinstance(problem.likelihood, Categorical | GaussianNoise):
+            raise OptionError(
+                f"--likelihood: {problem.likelihood.name} has no messages in {self.name}; allowed: "
+                "categorical, gaussian"
+            )
         if problem.likelihood.task == "regression" and last.out_features != targets:
             raise OptionError(
                 f"inference tdamp: the model has {last.out_features} outputs for {targets} "

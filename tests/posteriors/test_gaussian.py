@@ -1,76 +1,16 @@
-"""Posterior families: packing, sampling and divergences against scipy and quadrature."""
+"""Mean-field Gaussians: sampling and divergences against scipy and quadrature."""
 
 from __future__ import annotations
 
 import math
 
-import attrs
 import pytest
 import torch
 from scipy import integrate, stats
 from torch.distributions import Normal, kl_divergence
 
-from bflcore import Gaussian, Layout, Point
-from bflcore.testing.problems import dense, gaussian, normal
-
-each_family = pytest.mark.parametrize(
-    "posterior", [Point(normal(3, 26)), gaussian(3, 26)], ids=["point", "gaussian"]
-)
-
-
-def same(left, right):
-    return type(left) is type(right) and all(
-        torch.equal(tensor, right.pack()[name]) for name, tensor in left.pack().items()
-    )
-
-
-@each_family
-@pytest.mark.parametrize("prefix", ["", "personal."])
-def test_unpacking_inverts_packing(posterior, prefix):
-    packed = posterior.pack(prefix)
-    assert all(name.startswith(prefix) for name in packed)
-    assert same(type(posterior).unpack(packed, prefix), posterior)
-
-
-@each_family
-def test_concatenating_selected_clients_gives_all_of_them_back(posterior):
-    parts = [posterior[:1], posterior[[1, 2]]]
-    assert same(type(posterior).concatenate(parts), posterior)
-    assert same(posterior[1], posterior[[0, 1]][1])
-
-
-@each_family
-@pytest.mark.parametrize("sharing", ["all", "body", "head", "none"])
-def test_joining_the_halves_of_a_posterior_makes_it_whole(posterior, sharing):
-    layout = Layout.of(dense(), "2", sharing)
-    shared, personal = posterior.split(layout)
-    assert shared.mean.shape == (3, layout.shared_total)
-    assert same(shared.join(personal, layout), posterior)
-
-
-@each_family
-def test_mapping_touches_every_tensor_and_leaves_the_original(posterior):
-    before = {name: tensor.clone() for name, tensor in posterior.pack().items()}
-    doubled = posterior.map(lambda tensor: 2 * tensor)
-    for name, tensor in before.items():
-        assert torch.equal(doubled.pack()[name], 2 * tensor)
-        assert torch.equal(posterior.pack()[name], tensor)
-
-
-@each_family
-def test_a_posterior_cannot_be_changed(posterior):
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        posterior.mean = torch.zeros(1)
-
-
-@each_family
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_every_field_that_is_not_finite_is_a_fault(posterior, value):
-    assert posterior[0].invalid() is None
-    for name in posterior.pack():
-        tensors = {n: t[0].clone() for n, t in posterior.pack().items()}
-        tensors[name][4] = value
-        assert type(posterior).unpack(tensors).invalid() == f"{name} is not finite"
+from bflcore import Gaussian
+from bflcore.testing.problems import gaussian, normal
 
 
 def test_a_negative_variance_is_a_fault_and_a_zero_one_is_not():
@@ -85,11 +25,6 @@ def test_a_sample_has_the_quantile_of_its_noise():
         stats.norm.cdf(noise), loc=posterior.mean, scale=posterior.variance.sqrt()
     )
     torch.testing.assert_close(posterior.sample(noise), torch.as_tensor(expected))
-
-
-def test_a_sample_of_a_point_is_the_point():
-    point = Point(normal(5))
-    assert torch.equal(point.sample(normal(4, 5)), point.mean.repeat(4, 1))
 
 
 def test_the_divergence_of_gaussians_is_the_integral_it_stands_for():
@@ -123,11 +58,6 @@ def test_certainty_diverges_infinitely_from_doubt():
     assert float(certain.kl(doubtful)) == math.inf
     assert float(doubtful.kl(certain)) == math.inf
     assert float(certain.kl(Gaussian(torch.ones(1), torch.zeros(1)))) == math.inf
-
-
-def test_points_diverge_infinitely_unless_they_coincide():
-    points = Point(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))
-    assert points.kl(Point(torch.tensor([1.0, 2.0]))).tolist() == [0.0, math.inf]
 
 
 def test_natural_parameters_are_inverted():

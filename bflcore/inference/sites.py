@@ -1,0 +1,183 @@
+"""Sites: each client's own factor of the posterior, so that its data count once.
+
+The posterior is the prior times one factor per client, its *site* (Bui et al. 2018, eq. 3; Ashman
+et al. 2022, eq. 5):
+
+    q(w) = p0(w) prod_k t_k(w)
+
+A client keeps its site t_k. It divides what it contributed before out of the posterior q that the
+server sends (the *cavity* q / t_k), fits the posterior q_k that its data and the cavity give, and
+changes its site and the server's posterior by the same factor:
+
+    change_k = (q_k / q)^damping,    t_k <- t_k change_k,    q <- q prod_k change_k
+
+Data that a client sends again replace what it sent before, and the product holds whoever takes part
+in a round. Three things make it hold to rounding, too:
+
+* The change is that of the posterior as it was sent, rounded to the dtype that travels; the site,
+  which stays at the client, is its sum in float64.
+* A posterior less precise than its cavity is corrected here, before it is sent: sites then never
+  have a negative precision, and q, their product with p0, is proper whoever takes part.
+* A client keeps a new site only if its result was accepted, as every memory.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self, final
+
+import attrs
+
+from bflcore.inference.base import LocalInference
+from bflcore.inference.memory import Memory, local_result
+from bflcore.lazy import lazy
+from bflcore.messages import REPORTED, within
+from bflcore.posteriors import ExponentialFamily, Posterior
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore.messages import Broadcast, Cohort, LocalResult
+    from bflcore.problem import Problem
+else:
+    torch = lazy("torch")
+
+__all__ = ["CORRECTED", "Natural", "SiteInference", "SiteMemory", "exact_natural"]
+
+Natural = dict[str, "Tensor"]
+
+CORRECTED = (
+    f"{REPORTED}corrected"  # the statistic: directions in which a cavity or a site was improper
+)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class SiteMemory(Memory):
+    """The memory of a client that keeps its own site.
+
+    `site` holds natural parameters in float64, by name: those of one client, or of K ``[K, ...]``.
+    Zeros are the site of a client that has not contributed yet.
+    """
+
+    site: Mapping[str, Tensor] = attrs.field(factory=dict)
+
+    def pack(self) -> dict[str, Tensor]:
+        """Return the tensors by name; those of the site are called ``site.name``."""
+        site = {f"site.{name}": tensor for name, tensor in self.site.items()}
+        return Memory(personal=self.personal).pack() | site
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Tensor], family: type[Posterior]) -> Self:
+        """Rebuild a memory from what `pack` returned."""
+        personal = Memory.unpack(tensors, family).personal
+        return cls(personal=personal, site=within(tensors, "site."))
+
+    @classmethod
+    def empty(cls, shared: Posterior, personal: Posterior) -> Self:
+        """Return the memory of a client that has not contributed to the posterior yet."""
+        site = {name: torch.zeros_like(t) for name, t in exact_natural(shared).items()}
+        return cls(personal=personal, site=site)
+
+
+class SiteInference(LocalInference):
+    """Base of inferences whose clients keep their own factor of the posterior.
+
+    A subclass states `tilt`; families are `ExponentialFamily`. Personal parameters are the client's
+    own: they have the first prior, and no site.
+    """
+
+    tags = frozenset({"conserves-evidence"})
+    needs = MappingProxyType({"aggregator": "multiplies-changes", "hyper": "carries-posterior"})
+
+    damping: float = 1.0  # share of a change that is made; a subclass may make it an option
+
+    @abc.abstractmethod
+    def tilt(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, cavity: Posterior
+    ) -> tuple[Posterior, Tensor]:
+        """Return each client's posterior ``[K, P]`` and mean loss ``[K]`` in nats per sample.
+
+        `cavity` ``[K, P]`` takes the place of the prior: it is what all other clients know, and
+        over personal parameters the first prior.
+        """
+
+    def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
+        """Return the memory of a client without a site."""
+        return SiteMemory.empty(*self.initial(problem).split(problem.layout)).pack()
+
+    @final
+    def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
+        """Fit every client's posterior against its cavity; send the change and keep the site."""
+        family, before = _exponential(broadcast.prior), exact_natural(broadcast.prior)
+        site = SiteMemory.unpack(cohort.memory, family).site
+        cavity, improper = self._cavity(broadcast.prior, site)
+        posterior, loss = self.tilt(problem, broadcast, cohort, self._join(problem, cavity))
+        tilted = posterior.split(problem.layout)[0]
+        after, raised = family.at_least(exact_natural(tilted), cavity, tilted.mean.double())
+        damped = {n: before[n] + self.damping * (t - before[n]) for n, t in after.items()}
+        sent = _observed(cohort, _like(family.from_natural(damped), tilted), broadcast.prior)
+        # The change as the server will compute it: of what was sent, rounded as it was sent.
+        change = {n: t - before[n] for n, t in exact_natural(sent).items()}
+        kept = SiteMemory(
+            personal=posterior.split(problem.layout)[1],
+            site={name: tensor + change[name] for name, tensor in site.items()},
+        )
+        corrected = {CORRECTED: (improper + raised).to(loss.dtype)}
+        result = local_result(problem, cohort, posterior, loss, corrected, kept)
+        return attrs.evolve(result, posterior=sent)
+
+    def _cavity(self, prior: Posterior, site: Mapping[str, Tensor]) -> tuple[Natural, Tensor]:
+        """Return q / t_k ``[K, ...]``, and in how many directions it was improper ``[K]``.
+
+        It holds p0, so only rounding makes it improper: where one client's data outweigh p0 by
+        more than the digits of the dtype that travels.
+        """
+        family, before = _exponential(prior), exact_natural(prior)
+        cavity = {name: before[name] - tensor for name, tensor in site.items()}
+        least = 4 * torch.finfo(prior.mean.dtype).eps
+        bound = {name: (least * t).expand_as(cavity[name]) for name, t in before.items()}
+        mean = prior.mean.double().expand(len(next(iter(cavity.values()))), -1)
+        return family.at_least(cavity, bound, mean)
+
+    def _join(self, problem: Problem, cavity: Natural) -> Posterior:
+        """Return the cavity ``[K, P]`` over all parameters, in the dtype of the problem."""
+        first = self.prior(problem)
+        shared = _like(_exponential(first).from_natural(cavity), first)
+        if not problem.layout.personal_total:
+            return shared
+        personal, clients = first.split(problem.layout)[1], len(shared.mean)
+        return shared.join(personal.map(lambda t: t.expand(clients, *t.shape)), problem.layout)
+
+
+def exact_natural(posterior: Posterior) -> Natural:
+    """Return the natural parameters ``[..., P]`` or ``[..., P, P]`` in float64."""
+    assert isinstance(posterior, ExponentialFamily), "a site needs natural parameters"  # noqa: S101
+    return posterior.map(lambda t: t.double() if t.is_floating_point() else t).natural()
+
+
+def _exponential(posterior: Posterior) -> type[ExponentialFamily]:
+    assert isinstance(posterior, ExponentialFamily), "a site needs natural parameters"  # noqa: S101
+    return type(posterior)
+
+
+def _like(posterior: Posterior, other: Posterior) -> Posterior:
+    """Return the posterior in the dtypes of another."""
+    wanted = other.pack()
+    return posterior.unpack({n: t.to(wanted[n].dtype) for n, t in posterior.pack().items()})
+
+
+def _observed(cohort: Cohort, posterior: Posterior, prior: Posterior) -> Posterior:
+    """Return the posteriors ``[K, P]``, or the prior for clients that have no samples."""
+    if min(cohort.sizes):
+        return posterior
+    seen = torch.tensor(cohort.sizes, device=cohort.x.device) > 0
+    fields = prior.pack()
+    return posterior.unpack(
+        {
+            name: torch.where(seen.view(-1, *[1] * (t.ndim - 1)), t, fields[name])
+            for name, t in posterior.pack().items()
+        }
+    )

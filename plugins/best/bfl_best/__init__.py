@@ -1,0 +1,1 @@
+"""bfl-best: the best method that the parts of bflcore make."""

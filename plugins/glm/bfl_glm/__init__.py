@@ -1,0 +1,1 @@
+"""Generalised linear models: coefficients with credible intervals, as from the pooled table."""

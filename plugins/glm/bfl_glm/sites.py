@@ -1,0 +1,203 @@
+"""Sites with a precision matrix: the exact posterior, or Laplace's approximation of it.
+
+Each client replaces the negative log likelihood of its samples by a quadratic. The product of the
+prior and all sites is then the posterior of the pooled quadratics: one Newton step of the pooled
+problem per round, whoever takes part in it (an incremental Newton method; Gurbuzbalaban, Ozdaglar &
+Parrilo 2015, eq. 1.4), and in the end the Laplace approximation of the pooled posterior.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING
+
+from bfl_glm.curvature import Expansion, expand, loss
+from bfl_glm.design import check_columns, is_linear
+from bflcore import DenseGaussian, GaussianNoise, OptionError, component, option
+from bflcore.inference.memory import client_posterior, join_personal
+from bflcore.inference.normals import Noise
+from bflcore.inference.sites import SiteInference
+from bflcore.lazy import lazy
+from bflcore.posteriors.dense import check_size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bflcore import Broadcast, Cohort, Posterior, Predictive, Problem
+else:
+    torch = lazy("torch")
+
+__all__ = ["DenseSites", "Laplace", "LinearGaussian"]
+
+# Of the loss in nats: less than it is a difference of rounding.
+ROUNDING = 1e-9
+STEPS = 100  # to a client's own mode
+HALVINGS = 60  # of a step: beyond, even float64 cannot tell it from none
+
+
+@component
+class DenseSites(SiteInference):
+    """Base of inferences whose sites have a precision matrix; subclasses define `quadratic`."""
+
+    family = "dense-gaussian"
+
+    prior_sigma: float = option(
+        10.0, "standard deviation of the zero-mean prior of every parameter", above=0
+    )
+    collinear: str = option(
+        "refuse",
+        "columns that are combinations of others: refused, or allowed (the prior decides)",
+        choices=("refuse", "allow"),
+    )
+    predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
+
+    def check(self, problem: Problem) -> None:
+        """Raise `OptionError` for too many parameters, or columns that determine each other."""
+        check_size(problem.layout)
+        if self.collinear == "refuse" and is_linear(problem):
+            check_columns(problem)
+
+    def prior(self, problem: Problem) -> DenseGaussian:
+        """Return N(0, prior_sigma^2) ``[P]``."""
+        eye = torch.diag(torch.full_like(problem.initial, self.prior_sigma**-2))
+        return DenseGaussian(torch.zeros_like(problem.initial), eye)
+
+    def initial(self, problem: Problem) -> DenseGaussian:
+        """Return the prior's precision around the network's initialisation ``[P]``."""
+        return DenseGaussian(problem.initial, self.prior(problem).precision)
+
+    def tilt(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, cavity: Posterior
+    ) -> tuple[Posterior, Tensor]:
+        """Return each client's posterior ``[K, P]``, and its mean loss where it was expanded."""
+        assert isinstance(cavity, DenseGaussian), "the registry admits no other family"  # noqa: S101
+        start = join_personal(problem, broadcast.start, cohort).mean
+        found = []
+        for row, size in enumerate(cohort.sizes):
+            x, y = cohort.x[row, :size].double(), cohort.y[row, :size]
+            y = y.double() if y.is_floating_point() else y
+            found.append(self.posterior_of(problem, start[row].double(), x, y, cavity[row]))
+        dtype = problem.initial.dtype
+        posteriors = DenseGaussian(
+            torch.stack([one.mean for one, _ in found]).to(dtype),
+            torch.stack([one.precision for one, _ in found]).to(dtype),
+        )
+        return posteriors, start.new_tensor([mean for _, mean in found])
+
+    @abc.abstractmethod
+    def posterior_of(
+        self, problem: Problem, start: Tensor, x: Tensor, y: Tensor, cavity: DenseGaussian
+    ) -> tuple[DenseGaussian, float]:
+        """Return one client's posterior ``[P]`` in float64, and its mean loss in nats per sample.
+
+        `start` ``[P]`` is the mean of the posterior that all clients agree on; `x` ``[N, ...]``,
+        `y` ``[N]`` or ``[N, T]``.
+        """
+
+    def predict(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
+    ) -> Predictive:
+        """Average over `predict_draws` parameter draws, the same for all samples of a client."""
+        whole = client_posterior(problem, broadcast, cohort)
+        shape = (len(whole.mean), self.predict_draws, problem.layout.total)
+        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
+        draws = torch.stack([whole[row].sample(one) for row, one in enumerate(noise)])
+        return problem.likelihood.predictive(problem.outputs(draws, x))
+
+
+@component
+class LinearGaussian(DenseSites):
+    """Compute the exact posterior of a linear model whose noise has a known variance.
+
+    precision = prior precision + X^T X / s, shift = prior shift + X^T y / s.
+    """
+
+    name = "linear-gaussian"
+    reference = "Bishop 2006, eq. 3.50-3.51; sites: Bui et al. 2018"
+    tags = frozenset({"exact-conjugate"})
+
+    def check(self, problem: Problem) -> None:
+        """Raise `OptionError` unless the outputs are linear in the parameters."""
+        super().check(problem)
+        if not isinstance(problem.likelihood, GaussianNoise):
+            raise OptionError(
+                f"--inference: linear-gaussian needs the likelihood gaussian, not "
+                f"{problem.likelihood.name}; allowed for others: laplace"
+            )
+        if not is_linear(problem):
+            raise OptionError(
+                "--inference: linear-gaussian needs a model that is linear in its parameters; "
+                "this one is not; choose --model linear, or --inference laplace"
+            )
+
+    def posterior_of(
+        self, problem: Problem, start: Tensor, x: Tensor, y: Tensor, cavity: DenseGaussian
+    ) -> tuple[DenseGaussian, float]:
+        """Return Bayes' posterior ``[P]``: the loss is quadratic, wherever it is expanded."""
+        around = expand(problem, torch.zeros_like(start), x, y)
+        posterior = _updated(around, torch.zeros_like(start), cavity)
+        return posterior, loss(problem, start, x, y) / max(1, len(x))
+
+
+@component
+class Laplace(DenseSites):
+    """Approximate by a Gaussian: a Newton step around the mean that all clients agree on.
+
+    precision = prior precision + X^T W X, where W are the second derivatives of the loss by the
+    outputs. Where the step would raise the client's own objective, its loss is expanded around the
+    mode of its own posterior instead. Both have the same fixed point: the mode of the pooled
+    posterior, with its curvature.
+    """
+
+    name = "laplace"
+    reference = (
+        "Tierney & Kadane 1986; MacKay 1992; sites: Smola et al. 2004 (Laplace propagation), "
+        "Swaroop et al. 2025 (FedLap-Cov)"
+    )
+
+    def posterior_of(
+        self, problem: Problem, start: Tensor, x: Tensor, y: Tensor, cavity: DenseGaussian
+    ) -> tuple[DenseGaussian, float]:
+        """Return the Gaussian ``[P]`` of the client's expanded loss, and its loss at the start."""
+
+        def objective(weights: Tensor) -> float:
+            return loss(problem, weights, x, y) + _penalty(weights, cavity)
+
+        around, point = expand(problem, start, x, y), start
+        mean, highest = around.loss / max(1, len(x)), objective(start)
+        found = _updated(around, point, cavity)
+        if objective(found.mean) <= highest + ROUNDING * (1 + abs(highest)):
+            return found, mean
+        for _ in range(STEPS):  # Newton's method with halved steps, to the client's own mode
+            step = found.mean - point
+            for _ in range(HALVINGS):
+                if objective(point + step) <= highest:
+                    break
+                step = step / 2
+            gained = highest - objective(point + step)
+            if gained <= ROUNDING * (1 + abs(highest)):
+                break
+            point = point + step
+            highest -= gained
+            around = expand(problem, point, x, y)
+            found = _updated(around, point, cavity)
+        return found, mean
+
+
+def _updated(around: Expansion, start: Tensor, cavity: DenseGaussian) -> DenseGaussian:
+    """Return the cavity ``[P]`` times the exponential of minus the expansion around `start`.
+
+    The mean is a step from `start`: near the mode, no digits of it are lost.
+    """
+    before = cavity.precision.double()
+    precision = before + around.curvature
+    downhill = before @ (cavity.mean.double() - start) - around.gradient
+    step = DenseGaussian.from_natural({"precision": precision, "shift": downhill}).mean
+    return DenseGaussian(start + step, precision)
+
+
+def _penalty(weights: Tensor, cavity: DenseGaussian) -> float:
+    """Return minus the cavity's log density at `weights` ``[P]`` in nats, up to a constant."""
+    apart = weights - cavity.mean.double()
+    return 0.5 * float(apart @ cavity.precision.double() @ apart)
