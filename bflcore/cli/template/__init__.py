@@ -43,8 +43,8 @@ def write_plugin(name: str, folder: Path, kind: str = "inference") -> list[Path]
 
     `kind` is a key of `COMMANDS`: what the distribution contributes.
 
-    Raises `OptionError` for a name that is not allowed, `RunError` if the folder exists, `WriteError` if a file
-    cannot be written.
+    Raises `OptionError` for a name that is not allowed, `RunError` if the folder exists, and
+    `WriteError`, leaving nothing, if a file cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise OptionError(
