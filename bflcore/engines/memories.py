@@ -97,7 +97,7 @@ class _Store:
 
     @cached_property
     def folder(self) -> Path:
-        """A new folder, removed with this object; in the chosen one there may be others' folders."""
+        """A new folder, removed with this object; others may have theirs in the chosen one."""
         if self.chosen:
             make_folder(self.chosen)
         with writing(self.chosen or Path(tempfile.gettempdir())):
