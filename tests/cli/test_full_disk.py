@@ -59,7 +59,7 @@ def disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", synced)
     # Drawing takes most of the time, and writes nothing.
-    monkeypatch.setattr("bflcore.report.plots._svg", lambda figure: f"<svg><!-- {figure} --></svg>")
+    monkeypatch.setattr("bflcore.report.plots.svg", lambda figure: f"<svg><!-- {figure} --></svg>")
     Disk.folder, Disk.full, Disk.seen = tmp_path / "run", None, []
     yield Disk
     Disk.folder = None
@@ -143,7 +143,7 @@ def test_a_write_that_the_system_cuts_short_leaves_nothing_half_written(
 ):
     import resource
 
-    monkeypatch.setattr("bflcore.report.plots._svg", lambda figure: f"<svg><!-- {figure} --></svg>")
+    monkeypatch.setattr("bflcore.report.plots.svg", lambda figure: f"<svg><!-- {figure} --></svg>")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def make_room():
