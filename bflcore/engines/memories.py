@@ -97,10 +97,11 @@ class _Store:
 
     @cached_property
     def folder(self) -> Path:
-        """A folder that is removed with this object."""
+        """A new folder, removed with this object; others may have theirs in the chosen one."""
         if self.chosen:
             make_folder(self.chosen)
-        found = self.chosen or Path(tempfile.mkdtemp(prefix="bfl-memories-"))
+        with writing(self.chosen or Path(tempfile.gettempdir())):
+            found = Path(tempfile.mkdtemp(prefix="bfl-memories-", dir=self.chosen))
         weakref.finalize(self, shutil.rmtree, found, ignore_errors=True)
         return found
 

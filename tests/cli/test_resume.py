@@ -386,6 +386,6 @@ def test_no_damaged_file_changes_a_result_in_a_thousand_tries_each(
     bfl, tmp_path, finished, monkeypatch
 ):
     # Drawing takes most of the time, and draws what was read and checked before it.
-    monkeypatch.setattr("bflcore.report.plots._svg", lambda figure: f"<svg><!-- {figure} --></svg>")
+    monkeypatch.setattr("bflcore.report.plots.svg", lambda figure: f"<svg><!-- {figure} --></svg>")
     outcomes = fuzz(bfl, tmp_path, finished, 1000, seed=1, reports=4)
     (tmp_path / "outcomes.txt").write_text(f"{len(outcomes)} commands: {Counter(outcomes)}")

@@ -161,10 +161,18 @@ def test_files_go_where_they_are_told_and_vanish_with_the_memories(tmp_path, mon
     memories.use_folder(tmp_path / "run" / "memories")
     memories[0] = memory(3)
     same(memories[0], memory(3))
-    assert [path.parent.name for path in tmp_path.rglob("*#*")] == ["memories"]
+    assert [path.parts[-4:-2] for path in tmp_path.rglob("*#*")] == [("run", "memories")]
     del memories
     gc.collect()
-    assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
+    assert not list((tmp_path / "run" / "memories").iterdir())
+
+
+def test_memories_that_are_collected_late_leave_those_of_the_next_run_alone(tmp_path):
+    failed, resumed = Memories(limit=0, folder=tmp_path), Memories(limit=0, folder=tmp_path)
+    failed[0], resumed[0] = memory(1), memory(2)
+    del failed
+    gc.collect()
+    same(resumed[0], memory(2))
 
 
 def test_a_memory_that_does_not_fit_on_the_disk_is_one_line(tmp_path):

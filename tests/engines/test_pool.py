@@ -248,9 +248,9 @@ def test_a_process_at_work_ends_when_its_parent_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    for _ in range(100):
+    for _ in range(600):
         if not Path(f"/proc/{child}").exists():
             return
         time.sleep(0.1)
     os.kill(child, signal.SIGKILL)
-    pytest.fail("the worker outlived its parent by ten seconds")
+    pytest.fail("the worker outlived its parent by a minute")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from bflcore import __version__
-from bflcore.errors import OptionError, RunError
+from bflcore.errors import OptionError, RunError, WriteError
+from bflcore.files import make_folder, write_text
 from bflcore.options.kinds import kind_called
 
 __all__ = ["COMMANDS", "write_plugin"]
@@ -41,7 +43,8 @@ def write_plugin(name: str, folder: Path, kind: str = "inference") -> list[Path]
 
     `kind` is a key of `COMMANDS`: what the distribution contributes.
 
-    Raises `OptionError` for a name that is not allowed, `RunError` if a file cannot be written.
+    Raises `OptionError` for a name that is not allowed, `RunError` if the folder exists, and
+    `WriteError`, leaving nothing, if a file cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise OptionError(
@@ -54,13 +57,14 @@ def write_plugin(name: str, folder: Path, kind: str = "inference") -> list[Path]
     try:
         for source, target in FILES.items():
             path = folder / Template(target).substitute(words)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             template = Template(f"{source}.in").substitute(words)
             text = (files(__package__) / "files" / template).read_text(encoding="utf-8")
-            path.write_text(Template(text).substitute(words), encoding="utf-8")
+            write_text(path, Template(text).substitute(words))
             written.append(path)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written ({error.strerror})") from None
+    except WriteError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return written
 
 
