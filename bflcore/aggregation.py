@@ -122,6 +122,22 @@ class Aggregator(Component, abc.ABC):
         """
         return None
 
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor | None:
+        """Return how far each client's mean moves the fused one, per unit of its own ``[K, P]``.
+
+        An upper bound, whatever the distance, as the others and all variances stay; None (default):
+        nothing is claimed. The conformance kit moves clients and compares.
+        """
+        return None
+
+    def withstands(self, clients: int, liars: int) -> float:
+        """Return how far `liars` of `clients` can move the fused mean, whatever they send.
+
+        It is at most this many times as far from any point as the honest clients are, as points
+        (mu, sigma); infinity (default): no bound is claimed.
+        """
+        return float("inf")
+
     def start(self, prior: Posterior) -> State:
         """Return the state of no clients."""
         return State(prior)
@@ -332,6 +348,10 @@ class Average(CoordinatewiseAggregator):
             fields["variance"] = fields["variance"].sqrt()
         sums = {name: weighted_sum(weights, field) for name, field in fields.items()}
         return {**sums, "weight": weights.sum()}
+
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's share of all weight ``[K, P]``."""
+        return (weights.double() / weights.double().sum())[:, None].expand(posteriors.mean.shape)
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide sums ``[P]`` by the sum of weights."""

@@ -24,7 +24,7 @@ import attrs
 
 from bflcore.aggregation import Aggregator, State, Statistics, add_sums
 from bflcore.engines.screening import screen, screen_fused
-from bflcore.engines.trust import TrustRegion
+from bflcore.engines.trust import Standing, TrustRegion
 from bflcore.errors import ClientError, RoundError, blamed
 from bflcore.hyper import HyperUpdate
 from bflcore.inference.base import LocalInference
@@ -72,7 +72,7 @@ class Round:
 
     `report` holds numbers of the parts, for example `aggregator.floored`: how many coordinates it
     had to floor. `heaviest` is the client with the largest weight, and its share of all weight;
-    `reported` is how many samples each client said it has, the first time that it was trusted.
+    `standing` is what the server now remembers of the clients.
     """
 
     broadcast: Broadcast
@@ -85,7 +85,7 @@ class Round:
     server_seconds: float
     report: Mapping[str, float] = attrs.field(factory=dict)
     heaviest: tuple[int, float] = (SERVER, 0.0)
-    reported: Mapping[int, int] = attrs.field(factory=dict)
+    standing: Standing = attrs.field(factory=Standing)
 
 
 @attrs.frozen(eq=False)
@@ -149,21 +149,20 @@ def run_round(
     min_clients: int = 1,
     block: int = BLOCK,
     trust: float = 0.0,
-    reported: Mapping[int, int] | None = None,
+    standing: Standing | None = None,
 ) -> Round:
     """Run one round: send, fit, screen, weigh, sum block by block, fuse, update.
 
     `trust` is the factor of the trust region (`TrustRegion`; 0: everybody is trusted), and
-    `reported` the numbers of samples that clients gave before, by client. Memory does
-    not depend on the number of clients where the aggregator sums and the weighting is `local`: the
-    results of one block are held at a time. Raises `RoundError` if fewer than `min_clients` give a
-    valid result, or if a part of the server fails or gives a posterior that is invalid: then the
-    broadcast is as it was.
+    `standing` what the server remembers of the clients. Memory does not depend on the number of
+    clients where the aggregator sums and the weighting is `local`: the results of one block are
+    held at a time. Raises `RoundError` if fewer than `min_clients` give a valid result, or if a
+    part of the server fails or gives a posterior that is invalid: then the broadcast is as it was.
     """
     clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    region = TrustRegion(broadcast, trust, reported)
+    region = TrustRegion(broadcast, trust, standing)
     arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
@@ -180,7 +179,7 @@ def run_round(
     tally.check(min_clients)
     if not tally.replied:
         done = tally.pass_over(time.perf_counter() - clock)
-        return attrs.evolve(done, reported=region.reported)
+        return attrs.evolve(done, standing=region.standing)
     with blamed(rule, number):
         posterior = rule.finish(total.state)
         report = {f"aggregator.{name}": n for name, n in rule.report(total.state).items()}
@@ -190,7 +189,7 @@ def run_round(
         screen_fused(recipe.hyper, following.start, broadcast.start, number)
         screen_fused(recipe.hyper, following.prior, broadcast.prior, number)
     done = tally.close(following, report, time.perf_counter() - clock)
-    return attrs.evolve(done, reported=region.reported)
+    return attrs.evolve(done, standing=region.standing)
 
 
 class Tally:

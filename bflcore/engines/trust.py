@@ -14,7 +14,9 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import attrs
 
 from bflcore.aggregation import COORDINATES, slices
 from bflcore.errors import ClientError
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["FEWEST", "TrustRegion", "magnitudes"]
+__all__ = ["FEWEST", "Standing", "TrustRegion", "magnitudes"]
 
 FEWEST = 3  # clients of which a median says anything about one of them
 # These vary more between honest clients than means over coordinates do.
@@ -39,29 +41,60 @@ LOOSER = {"largest": 10.0, "statistic": 100.0, "examples": 100.0}
 # runs of all methods (docs/results/one-liar.md).
 MOVED = "the change of its mean"
 DIRECTED = 8  # clients of which directions can be compared
-OPPOSED = 0.2  # cosine, with the opposite sign, that a client without resemblance may have
-ALIKE = 1.5  # times the cosine with the most similar client that is allowed on top of that
+OPPOSED = 0.3  # cosine, with the opposite sign, that a client without resemblance may have
+ALIKE = 1.0  # times the cosine with the most similar client that is allowed on top of that
 AGREED = 0.2  # median cosine with the others' sum from which the clients agree
 STRIDE = 5.0  # times the median change per median number of samples, where they agree
 
 Form = tuple[tuple[str, tuple[int, ...], "torch.dtype"], ...]
 
 
+@attrs.frozen
+class Standing:
+    """What the server remembers of clients between rounds; it is never sent to anybody.
+
+    `reported` is how many samples a client said it has, in the survey or else in its first round;
+    `suspected` in how many more rounds a client was refused than it has given a sound result since.
+    """
+
+    reported: Mapping[int, int] = attrs.field(factory=dict)
+    suspected: Mapping[int, int] = attrs.field(factory=dict)
+
+    def pack(self) -> dict[str, dict[str, int]]:
+        """Return it as JSON has it."""
+        return {
+            "reported": {str(client): n for client, n in self.reported.items()},
+            "suspected": {str(client): n for client, n in self.suspected.items()},
+        }
+
+    @classmethod
+    def unpack(cls, found: Mapping[str, Mapping[str, int]]) -> Self:
+        """Rebuild it from `pack`; what is missing is empty."""
+        return cls(
+            *({int(c): n for c, n in found.get(k, {}).items()} for k in ("reported", "suspected"))
+        )
+
+
 class TrustRegion:
     """The results of one round so far, by the numbers that describe them.
 
-    `factor` is how many times the median a number may be; 0 trusts everybody. `reported` are the
-    numbers of samples that clients gave before, in the survey or in an earlier round.
+    `factor` is how many times the median a number may be; 0 trusts everybody. `before` is what the
+    server knew of the clients when the round began.
     """
 
-    def __init__(
-        self, broadcast: Broadcast, factor: float, reported: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, broadcast: Broadcast, factor: float, before: Standing | None = None) -> None:
+        before = before or Standing()
         self.broadcast = broadcast
         self.factor = factor
-        self.reported = dict(reported or {})
+        self.reported = dict(before.reported)
+        self.suspected = dict(before.suspected)
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._forms: Counter[Form] = Counter()
+
+    @property
+    def standing(self) -> Standing:
+        """What the server knows of the clients now."""
+        return Standing(self.reported, self.suspected)
 
     def admit(self, results: Iterable[LocalResult]) -> Iterator[LocalResult | ClientError]:
         """Yield the results of a block of clients, one client each, or why one is refused.
@@ -86,6 +119,7 @@ class TrustRegion:
             elif self.factor:
                 reason = self._excess(sizes[row], medians, agreed) or self._grown(client, result)
                 reason = reason or ("" if cosines is None else _against(cosines[row], row))
+                reason = self._remembered(client, reason)
             else:
                 reason = ""
             if not reason:
@@ -108,6 +142,16 @@ class TrustRegion:
                     f"clients; {bound:.3g} times is trusted (--trust)"
                 )
         return ""
+
+    def _remembered(self, client: int, reason: str) -> str:
+        """Return `reason`, or that the client was refused too recently; "" if it is trusted."""
+        suspicion = self.suspected.pop(client, 0)
+        left = suspicion + 1 if reason else suspicion - 1
+        if left > 0:
+            self.suspected[client] = left
+        if reason or not suspicion:
+            return reason
+        return f"it was refused in {suspicion} more rounds than it has been sound since (--trust)"
 
     def _grown(self, client: int, result: LocalResult) -> str:
         """Return that the client has more samples than it reported; "" if it has not."""

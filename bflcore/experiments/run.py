@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bflcore.engines.base import Session
 from bflcore.engines.faults import simulate_faults
 from bflcore.engines.screening import screen_evaluations, screen_personalised
-from bflcore.engines.trust import FEWEST
+from bflcore.engines.trust import FEWEST, Standing
 from bflcore.errors import OptionError, RoundError, RunError, RunWarning
 from bflcore.experiments.coefficients import FILE as COEFFICIENTS
 from bflcore.experiments.coefficients import coefficients_of
@@ -86,7 +86,7 @@ class Run:
         ids = [client.id for client in prepared.description.clients]
         self.records = Records(parts.method, ids)
         self._warned = False
-        self.reported: dict[int, int] = {}  # client -> number of samples; never sent to clients
+        self.standing = Standing()
         self.broadcast = begin(self.recipe, self.problem)
 
     def execute(self, given: Session | None = None) -> Record:
@@ -138,8 +138,7 @@ class Run:
         self.problem = self.problem.surveyed(saved.broadcast.survey)
         self.broadcast = begin(self.recipe, self.problem).followed_by(saved.broadcast)
         self.records.restore(saved.state, records)
-        reported = saved.state.get("reported", {})
-        self.reported = {int(client): count for client, count in reported.items()}
+        self.standing = Standing.unpack(saved.state.get("standing", {}))
         return saved.memories
 
     def _check(self, saved: Checkpoint, records: list[Record]) -> None:
@@ -163,14 +162,14 @@ class Run:
         """Run one round; evaluate and write a checkpoint where one is due."""
         run, everyone = self.experiment.run, self.problem.clients
         clients = sample_cohort(everyone, run.cohort or len(everyone), run.seed, number - 1)
-        limits = run.due(len(clients)), run.block, run.trust, self.reported
+        limits = run.due(len(clients)), run.block, run.trust, self.standing
         try:
             done = run_round(self.recipe, session, self.broadcast, clients, *limits)
         except RoundError as error:
             if not (grown := self.stability.growth(self.broadcast.start)):
                 raise
             raise RoundError(f"{error}; {grown} by round {number - 1}") from error
-        self.broadcast, self.reported = done.broadcast, dict(done.reported)
+        self.broadcast, self.standing = done.broadcast, done.standing
         self.records.add_round(number, done)
         self._warn_of_weight(number, done)
         found = extremes(self.broadcast.start)
@@ -204,7 +203,7 @@ class Run:
         """Ask the clients for sums over their data, and begin with what they answered."""
         found = survey(self.recipe.inference, self.problem, session, self._due())
         self.records.add_answers(0, found)
-        self.reported = dict(found.reported)
+        self.standing = Standing(found.reported)
         self.problem = self.problem.surveyed(found.sums)
         self.broadcast = begin(self.recipe, self.problem)
 
@@ -265,7 +264,7 @@ class Run:
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics
         written = [metrics] if metrics.exists() else []
-        state = {**self.records.state(), "reported": {str(c): n for c, n in self.reported.items()}}
+        state = {**self.records.state(), "standing": self.standing.pack()}
         self.checkpoints.write(self.broadcast, session.memories, state, written)
 
 

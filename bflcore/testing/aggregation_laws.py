@@ -275,6 +275,56 @@ def certain_clients_decide(rule: Aggregator, case: Case) -> None:
     hold((variance == 0) | ~known, "variance of a certain parameter", variance)
 
 
+def influence_is_as_stated(rule: Aggregator, case: Case) -> None:
+    """A client that moves its mean moves the fused one by at most `Aggregator.influence`."""
+    stated, before = rule.influence(case.posteriors, case.weights, case.prior), case.fused_by(rule)
+    if stated is None:
+        return
+    for k in {0, len(case.weights) - 1}:
+        for far in (1.0, -30.0):
+            moved = case.posteriors.pack()
+            moved["mean"] = moved["mean"].clone()
+            moved["mean"][k] += far
+            after = Case(type(case.posteriors).unpack(moved), case.weights, case.prior)
+            shift = (after.fused_by(rule).mean.double() - before.mean.double()).abs()
+            bound = stated[k].double() * abs(far) * (1 + rounding(case))
+            noise = 4 * len(case.weights) * rounding(case) * (_reach(after) + _reach(case))
+            hold(shift <= bound + noise, "the mean moves further than `influence`", shift, bound)
+
+
+def liars_do_not_decide(rule: Aggregator, case: Case) -> None:
+    """However far as many clients lie as a rule withstands, the fused mean is `withstands` away."""
+    clients = len(case.weights)
+    for liars in range(1, clients):
+        factor = rule.withstands(clients, liars)
+        if factor == float("inf"):
+            return
+        for far, certain in ((1e5, 1e-6), (-1e5, 1e6)):
+            lies = case.posteriors.pack()
+            lies = {name: tensor.clone() for name, tensor in lies.items()}
+            lies["mean"][:liars] += far
+            if "variance" in lies:
+                lies["variance"][:liars] *= certain
+            lied = Case(type(case.posteriors).unpack(lies), case.weights, case.prior)
+            fused, centre = lied.fused_by(rule).mean.double(), case.posteriors[-1]
+            apart = _apart(case.posteriors[liars:], centre).amax(0)
+            reached = (fused - centre.mean.double()).square().sum().sqrt()
+            bound = factor * apart.square().sum().sqrt() * (1 + 1e-3)
+            noise = 10 * clients * rounding(case) * _reach(lied).square().sum().sqrt()
+            hold(
+                (reached <= bound + noise)[None], "liars move the mean", reached[None], bound[None]
+            )
+
+
+def _apart(posteriors: Posterior, centre: Posterior) -> Tensor:
+    """Return how far apart means and standard deviations are ``[K, P]``."""
+    square = (posteriors.mean.double() - centre.mean.double()).square()
+    if isinstance(posteriors, Gaussian) and isinstance(centre, Gaussian):
+        spread = posteriors.variance.double().sqrt() - centre.variance.double().sqrt()
+        square = square + spread.square()
+    return square.sqrt()
+
+
 LAWS: tuple[Law, ...] = (
     Law("order never matters", order_never_matters),
     Law("grouping never matters", grouping_never_matters),
@@ -299,6 +349,8 @@ LAWS: tuple[Law, ...] = (
     Law("evidence adds up", evidence_adds_up, "adds-evidence"),
     Law("unchanged priors come back", unchanged_priors_come_back, "subtracts-prior"),
     Law("certain clients decide", certain_clients_decide, "adds-precision"),
+    Law("influence is as stated", influence_is_as_stated),
+    Law("liars do not decide", liars_do_not_decide, "robust"),
     Law("changes multiply", changes_multiply, "multiplies-changes"),
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 
 import attrs
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from bflcore import Average, Broadcast, Equal, Examples, Fixed, Gaussian, Map
-from bflcore.engines.trust import TrustRegion, magnitudes
+from bflcore.engines.trust import Standing, TrustRegion, magnitudes
 from bflcore.errors import ClientError
 from bflcore.rounds import Recipe, run_round
 from bflcore.testing.problems import Replies, gaussian, reply
@@ -159,3 +160,102 @@ def test_single_coordinates_and_statistics_may_vary_more():
         results = [reply([0], one), *(reply([c + 1], q) for c, q in enumerate(others))]
         first = next(iter(TrustRegion(sent, 30.0).admit(results)))
         assert isinstance(first, ClientError) == refused
+
+
+def sent_by(directions, examples=20):
+    """Return one result per direction ``[P]`` in which a client's mean moves."""
+    start = Gaussian(torch.zeros(200).double(), torch.ones(200).double())
+    found = []
+    for client, direction in enumerate(directions):
+        moved = Gaussian(start.mean + direction, start.variance)
+        found.append(reply([client], moved.map(lambda t: t[None]), examples=[examples]))
+    return Broadcast(0, start, start), found
+
+
+def refused(directions, examples=20, before=None):
+    broadcast, results = sent_by(directions, examples)
+    region = TrustRegion(broadcast, 30.0, before)
+    found = list(region.admit(results))
+    return {f.client: f.reason for f in found if isinstance(f, ClientError)}, region.standing
+
+
+def towards(clients, common, seed=0):
+    """Return directions ``[K, P]`` with a part in common and a part of their own."""
+    noise = torch.Generator().manual_seed(seed)
+    own = torch.randn(clients, 200, generator=noise, dtype=torch.float64)
+    return common * torch.ones(200).double() + own
+
+
+@pytest.mark.parametrize("times", [1.0, 4.0])
+def test_a_client_that_negates_what_it_learnt_is_refused(times):
+    directions = towards(10, 1.5)
+    assert refused(directions)[0] == {}
+    directions[3] *= -times
+    found, _ = refused(directions)
+    assert list(found) == [3]
+    assert "points against a third of the round's clients" in found[3]
+
+
+def test_groups_of_clients_that_move_apart_are_left_alone():
+    directions = towards(10, 1.5)
+    directions[5:] -= 3.0  # two halves, each against the other
+    assert refused(directions)[0] == {}
+
+
+def test_one_client_with_data_of_its_own_is_left_alone():
+    directions = towards(10, 1.5)
+    directions[4] = towards(1, 0.0, seed=1)[0]  # at right angles to everybody
+    assert refused(directions)[0] == {}
+
+
+def test_of_seven_clients_no_direction_is_known():
+    directions = towards(7, 1.5)
+    directions[3] *= -1
+    assert refused(directions)[0] == {}
+
+
+def test_where_clients_agree_nobody_may_move_five_times_as_far():
+    directions = towards(10, 1.5)
+    directions[2] *= 4.0
+    assert refused(directions)[0] == {}
+    directions[2] *= 1.5
+    found, _ = refused(directions)
+    assert "5 times is trusted" in found[2]
+    assert refused(towards(10, 0.0) * torch.tensor([6.0] + [1.0] * 9)[:, None])[0] == {}
+
+
+def test_a_client_with_more_samples_may_move_further():
+    broadcast, results = sent_by(towards(10, 1.5) * torch.tensor([9.0] + [1.0] * 9)[:, None])
+    assert isinstance(next(iter(TrustRegion(broadcast, 30.0).admit(results))), ClientError)
+    results[0] = attrs.evolve(results[0], examples=torch.tensor([100]))
+    assert not isinstance(next(iter(TrustRegion(broadcast, 30.0).admit(results))), ClientError)
+
+
+def test_a_client_that_claims_more_than_it_reported_is_refused_by_name():
+    before = Standing({0: 20, 1: 19})
+    found, after = refused(towards(3, 1.5), before=before)
+    assert found == {1: "examples is 20, but it reported 19 before; allowed: at most that"}
+    assert after.reported == {0: 20, 1: 19, 2: 20}  # client 2 was not surveyed
+    assert refused(towards(3, 1.5), examples=21, before=after)[0].keys() == {0, 1, 2}
+
+
+def test_whoever_was_refused_stays_out_until_it_was_sound_as_often():
+    honest_ones, lies = towards(10, 1.5), towards(10, 1.5)
+    lies[3] *= -1
+    standing = Standing()
+    for _ in range(2):
+        _, standing = refused(lies, before=standing)
+    assert standing.suspected == {3: 2}
+    seen = []
+    for _ in range(3):
+        found, standing = refused(honest_ones, before=standing)
+        seen.append(found)
+    assert [list(found) for found in seen] == [[3], [3], []]
+    assert "refused in 2 more rounds" in seen[0][3]
+    assert standing.suspected == {}
+
+
+def test_a_standing_survives_json():
+    standing = Standing({3: 20}, {1: 2})
+    assert Standing.unpack(json.loads(json.dumps(standing.pack()))) == standing
+    assert Standing.unpack({}) == Standing()

@@ -190,6 +190,20 @@ SINGLE = {
         wrong(TrimmedMean, lambda w, mu, s, _: (total(w * mu), total(w * s))),
         laws.weights_are_ignored,
     ),
+    "an average that claims half its influence": (
+        component(
+            type(
+                "Modest",
+                (Average,),
+                {"influence": lambda self, q, w, p: Average.influence(self, q, w, p) / 2},
+            )
+        )(),
+        laws.influence_is_as_stated,
+    ),
+    "a mean that claims to be a median": (
+        wrong(Median, lambda w, mu, s, _: (mu.mean(0), s.mean(0))),
+        laws.liars_do_not_decide,
+    ),
     "the first client, whoever that is": (
         wrong(Average, lambda w, mu, s, _: (mu[0], s[0])),
         laws.order_never_matters,

@@ -43,6 +43,10 @@ class WeightedSum(CoordinatewiseAggregator):
     families = ("gaussian",)
     tags = frozenset({"pools", "additive", "shrinks-variance", "narrow"})
 
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's share of all weight ``[K, P]``."""
+        return (weights.double() / weights.double().sum())[:, None].expand(posteriors.mean.shape)
+
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Sum w, w d and w^2 s."""
         d, s = moments(posteriors, prior)
@@ -70,6 +74,10 @@ class LinearPool(CoordinatewiseAggregator):
     reference = f"{PAPER} (LP); Koliander et al. 2022"
     families = ("gaussian",)
     tags = frozenset({"pools", "additive", "keeps-variance", "mixture"})
+
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's share of all weight ``[K, P]``."""
+        return (weights.double() / weights.double().sum())[:, None].expand(posteriors.mean.shape)
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Sum w, w d, and w (s + (d - centre)^2) about the weighted mean of these clients.

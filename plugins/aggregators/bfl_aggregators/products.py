@@ -73,6 +73,10 @@ class LogLinearPool(NaturalAggregator):
     reference = f"{PAPER} (LLP); Koliander et al. 2022"
     tags = frozenset({"pools", "additive", "keeps-variance", "narrow", "adds-precision"})
 
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's share of all precision ``[K, P]``."""
+        return _shares(posteriors, weights)
+
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Divide natural parameters by the sum of weights."""
         if not isinstance(prior, Gaussian):
@@ -94,6 +98,10 @@ class Conflation(NaturalAggregator):
     weighs = False
     ignores_weights_because = "every client's evidence counts in full"
 
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's share of all precision ``[K, P]``."""
+        return _shares(posteriors, torch.ones_like(weights))
+
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Turn natural parameters into moments."""
         if not isinstance(prior, Gaussian):
@@ -113,6 +121,10 @@ class WeightedConflation(NaturalAggregator):
     aliases = ("wc",)
     reference = f"{PAPER} (WC); Hill & Miller 2011"
     tags = frozenset({"pools", "additive", "shrinks-variance", "narrow", "adds-precision"})
+
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's share of all precision ``[K, P]``."""
+        return _shares(posteriors, weights)
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
         """Compute the largest weight in addition to the sums."""
@@ -156,6 +168,14 @@ class WeightConsolidation(NaturalAggregator):
         at_least=0,
         at_most=1,
     )
+
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
+        """Return each client's precision in units of the fused one ``[K, P]``."""
+        assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
+        fused = self.fuse(posteriors, weights, prior)
+        assert isinstance(fused, Gaussian), "as is what this rule gives"  # noqa: S101
+        share = fused.variance.double() / posteriors.variance.double()
+        return share.nan_to_num(1.0, posinf=1.0)
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Subtract the prior K - 1 times.
@@ -250,3 +270,11 @@ def _sum_where_certain(weights: Tensor, shift: Tensor, variance: Tensor) -> Stat
         "certain": weighted_sum(weights, certain.double()),
         "certain_shift": weighted_sum(weights, shift.masked_fill(~certain, 0.0)),
     }
+
+
+def _shares(posteriors: Posterior, weights: Tensor) -> Tensor:
+    """Return w_k/s_k over its sum ``[K, P]`` in float64; 1 where somebody is certain."""
+    assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
+    precision = weights.double()[:, None] / posteriors.variance.double()
+    certain = (posteriors.variance == 0).any(0)
+    return (precision / precision.sum(0)).masked_fill(certain, 1.0)

@@ -38,6 +38,10 @@ class Median(Aggregator):
     weighs = False
     ignores_weights_because = UNVERIFIED
 
+    def withstands(self, clients: int, liars: int) -> float:
+        """Return 1 for a minority: the middle values lie between those of honest clients."""
+        return 1.0 if 2 * liars < clients else float("inf")
+
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Trim all but the middle one or two values."""
         self.check(posteriors, weights, prior)
@@ -64,6 +68,10 @@ class TrimmedMean(Aggregator):
     fraction: float = option(
         0.1, "fraction of the clients left out at either end", at_least=0, below=0.5
     )
+
+    def withstands(self, clients: int, liars: int) -> float:
+        """Return 1 for as many as are left out at either end: the rest lie between honest ones."""
+        return 1.0 if liars <= _cut(self.fraction, clients) else float("inf")
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Trim both ends."""
@@ -94,6 +102,10 @@ class TrimmedPrecisionWeightedMean(Aggregator):
     fraction: float = option(
         0.1, "fraction of the clients left out at either end", at_least=0, below=0.5
     )
+
+    def withstands(self, clients: int, liars: int) -> float:
+        """Return 1 for as many as are left out at either end: the rest lie between honest ones."""
+        return 1.0 if liars <= _cut(self.fraction, clients) else float("inf")
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Sort the means of each parameter, and their precisions with them."""
@@ -135,6 +147,11 @@ class GeometricMedian(Aggregator):
         1e-6, "least distance, as a fraction of the typical distance between clients", above=0
     )
     iterations: int = option(1000, "largest number of Weiszfeld steps", at_least=1)
+
+    def withstands(self, clients: int, liars: int) -> float:
+        """Return (1 - a) / sqrt(1 - 2 a) for a minority a (Minsker 2015, Lemma 2.1)."""
+        share = liars / clients
+        return (1 - share) / (1 - 2 * share) ** 0.5 if 2 * liars < clients else float("inf")
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
         """Find each client's share, from the distances between clients alone; then average."""
