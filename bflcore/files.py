@@ -100,10 +100,13 @@ def append_text(path: Path, text: str) -> None:
             raise
 
 
-def make_folder(path: Path) -> None:
-    """Create a folder and those above it, unless it is there. Raises `WriteError`."""
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Create a folder, with `parents` those above it, too, unless it is there.
+
+    Raises `WriteError`. A run directory that somebody removed is not made again.
+    """
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=parents, exist_ok=True)
 
 
 def check_unpacked(path: Path) -> None:

@@ -131,8 +131,8 @@ def test_a_line_is_added_whole_or_not_at_all(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    make_folder(tmp_path / "a" / "b")
-    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b", parents=True)
+    make_folder(tmp_path / "a" / "b", parents=True)
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="file/b cannot be written"):
         make_folder(tmp_path / "file" / "b")

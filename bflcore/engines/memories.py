@@ -99,7 +99,7 @@ class _Store:
     def folder(self) -> Path:
         """A new folder, removed with this object; others may have theirs in the chosen one."""
         if self.chosen:
-            make_folder(self.chosen)
+            make_folder(self.chosen, parents=True)
         with writing(self.chosen or Path(tempfile.gettempdir())):
             found = Path(tempfile.mkdtemp(prefix="bfl-memories-", dir=self.chosen))
         weakref.finalize(self, shutil.rmtree, found, ignore_errors=True)

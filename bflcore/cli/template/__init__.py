@@ -57,7 +57,7 @@ def write_plugin(name: str, folder: Path, kind: str = "inference") -> list[Path]
     try:
         for source, target in FILES.items():
             path = folder / Template(target).substitute(words)
-            make_folder(path.parent)
+            make_folder(path.parent, parents=True)
             template = Template(f"{source}.in").substitute(words)
             text = (files(__package__) / "files" / template).read_text(encoding="utf-8")
             write_text(path, Template(text).substitute(words))
