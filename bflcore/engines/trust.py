@@ -44,6 +44,7 @@ DIRECTED = 8  # clients of which directions can be compared
 OPPOSED = 0.3  # cosine, with the opposite sign, that a client without resemblance may have
 ALIKE = 1.0  # times the cosine with the most similar client that is allowed on top of that
 AGREED = 0.2  # median cosine with the others' sum from which the clients agree
+PROBATION = 4  # sound results that are asked for after each refusal
 STRIDE = 5.0  # times the median change per median number of samples, where they agree
 
 Form = tuple[tuple[str, tuple[int, ...], "torch.dtype"], ...]
@@ -54,7 +55,7 @@ class Standing:
     """What the server remembers of clients between rounds; it is never sent to anybody.
 
     `reported` is how many samples a client said it has, in the survey or else in its first round;
-    `suspected` in how many more rounds a client was refused than it has given a sound result since.
+    `suspected` how many sound results a client must send before it is trusted again.
     """
 
     reported: Mapping[int, int] = attrs.field(factory=dict)
@@ -146,12 +147,12 @@ class TrustRegion:
     def _remembered(self, client: int, reason: str) -> str:
         """Return `reason`, or that the client was refused too recently; "" if it is trusted."""
         suspicion = self.suspected.pop(client, 0)
-        left = suspicion + 1 if reason else suspicion - 1
+        left = suspicion + PROBATION if reason else suspicion - 1
         if left > 0:
             self.suspected[client] = left
         if reason or not suspicion:
             return reason
-        return f"it was refused in {suspicion} more rounds than it has been sound since (--trust)"
+        return f"it was refused before; {suspicion} more sound results are needed (--trust)"
 
     def _grown(self, client: int, result: LocalResult) -> str:
         """Return that the client has more samples than it reported; "" if it has not."""

@@ -24,6 +24,16 @@ import torch
 from bflcore.aggregation import Aggregator, State
 from bflcore.posteriors import ExponentialFamily, Gaussian, Posterior
 from bflcore.testing.aggregation_cases import Case, cases, with_mean
+from bflcore.testing.aggregation_tolerances import (
+    close,
+    close_mean,
+    gaussian,
+    hold,
+    reach,
+    rounding,
+    tiny,
+    variances,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,7 +174,7 @@ def variance_holds_that_of_the_means(rule: Aggregator, case: Case) -> None:
 
 def evidence_adds_up(rule: Aggregator, case: Case) -> None:
     """The fused variance is at most the smallest of the clients' (law 4)."""
-    fused, clients = _variance(case.fused_by(rule)), _variance(case.posteriors)
+    fused, clients = variances(case.fused_by(rule)), variances(case.posteriors)
     excess = fused.double() - clients.double().amin(0) * (1 + rounding(case))
     hold(excess <= tiny(case), "variance exceeds that of the most certain client", excess)
 
@@ -265,9 +275,9 @@ def results_are_valid_and_keep_their_dtype(rule: Aggregator, case: Case) -> None
 def certain_clients_decide(rule: Aggregator, case: Case) -> None:
     """Where some clients have variance 0, the fused mean is their weighted mean."""
     clients, fused = case.posteriors, case.fused_by(rule)
-    variance = _variance(fused)
+    variance = variances(fused)
     weights = case.weights if rule.weighs else torch.ones_like(case.weights)
-    certain = ((_variance(clients) == 0) & (weights > 0)[:, None]).double() * weights[:, None]
+    certain = ((variances(clients) == 0) & (weights > 0)[:, None]).double() * weights[:, None]
     known = certain.sum(0) > 0
     shift = clients.mean.double() - case.prior.mean.double()
     mean = (certain * shift).sum(0) / certain.sum(0) + case.prior.mean.double()
@@ -288,7 +298,7 @@ def influence_is_as_stated(rule: Aggregator, case: Case) -> None:
             after = Case(type(case.posteriors).unpack(moved), case.weights, case.prior)
             shift = (after.fused_by(rule).mean.double() - before.mean.double()).abs()
             bound = stated[k].double() * abs(far) * (1 + rounding(case))
-            noise = 4 * len(case.weights) * rounding(case) * (_reach(after) + _reach(case))
+            noise = 4 * len(case.weights) * rounding(case) * (reach(after) + reach(case))
             hold(shift <= bound + noise, "the mean moves further than `influence`", shift, bound)
 
 
@@ -310,7 +320,7 @@ def liars_do_not_decide(rule: Aggregator, case: Case) -> None:
             apart = _apart(case.posteriors[liars:], centre).amax(0)
             reached = (fused - centre.mean.double()).square().sum().sqrt()
             bound = factor * apart.square().sum().sqrt() * (1 + 1e-3)
-            noise = 10 * clients * rounding(case) * _reach(lied).square().sum().sqrt()
+            noise = 10 * clients * rounding(case) * reach(lied).square().sum().sqrt()
             hold(
                 (reached <= bound + noise)[None], "liars move the mean", reached[None], bound[None]
             )
@@ -367,21 +377,6 @@ def check_all(rule: Aggregator) -> None:
             law.check(rule, case)
 
 
-def gaussian(posterior: Posterior) -> Gaussian:
-    """Return the posterior; raise `AssertionError` if it is not Gaussian."""
-    if not isinstance(posterior, Gaussian):
-        raise AssertionError(f"{posterior.name} is not a Gaussian")  # noqa: TRY004 - a law broken
-    return posterior
-
-
-def _variance(posterior: Posterior) -> Tensor:
-    """Return the variance of each parameter ``[..., P]``."""
-    found = posterior.marginals().get("variance")
-    if found is None:
-        raise AssertionError(f"{posterior.name} is not a Gaussian")
-    return found
-
-
 def _elsewhere(posterior: Posterior) -> Posterior:
     """Change every field that describes the parameters."""
     return posterior.unpack(
@@ -408,68 +403,3 @@ def _average(case: Case, values: Tensor, rule: Aggregator) -> Tensor:
     weights = case.weights if rule.weighs else torch.ones_like(case.weights)
     share = weights.double() / weights.double().sum()
     return (share[:, None] * values).sum(0)
-
-
-def rounding(case: Case) -> float:
-    """Return the largest relative error that rounding can cause."""
-    clients = len(case.weights)
-    solved = 100 if case.prior.matrices else 1  # the condition numbers of the cases' matrices
-    return 2 * solved * (clients + 8) * torch.finfo(case.prior.mean.dtype).eps
-
-
-def tiny(case: Case) -> float:
-    """Return the absolute error to allow: results near the smallest number lose digits."""
-    return 100 * torch.finfo(case.prior.mean.dtype).tiny
-
-
-def close(rule: Aggregator, case: Case, found: Posterior, expected: Posterior) -> None:
-    """Require two posteriors to be the same to rounding."""
-    amplified = len(case.weights) if "subtracts-prior" in rule.tags else 1
-    close_mean(case, found.mean, expected.mean, amplified)
-    if not isinstance(expected, Gaussian):
-        _close_fields(case, found, expected)
-        return
-    variance = gaussian(found).variance.double()
-    wanted = expected.variance.double()
-    allowed = amplified * rounding(case) * wanted + tiny(case)
-    if "mixture" in rule.tags:
-        slack = rounding(case) * _reach(case)
-        allowed = allowed + 2 * slack * _gap(case) + slack.square()
-    hold((variance - wanted).abs() <= allowed, "variance", variance, wanted)
-
-
-def _close_fields(case: Case, found: Posterior, expected: Posterior) -> None:
-    """Require the other fields of a family that is not Gaussian to be the same to rounding."""
-    fields = found.pack()
-    for name, tensor in expected.pack().items():
-        if name != "mean":
-            wanted, value = tensor.double(), fields[name].double()
-            allowed = 100 * rounding(case) * (1 + wanted.abs())
-            hold((value - wanted).abs() <= allowed, name, value, wanted)
-
-
-def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: int = 1) -> None:
-    """Require two means ``[P]`` to be equal up to rounding."""
-    wanted = expected.double()
-    allowed = amplified * rounding(case) * (_reach(case) + wanted.abs()) + tiny(case)
-    hold((found.double() - wanted).abs() <= allowed, "mean", found, wanted)
-
-
-def _reach(case: Case) -> Tensor:
-    """Return the magnitude of the numbers from which means are computed ``[P]``."""
-    origin = case.prior.mean.double()
-    return (case.posteriors.mean.double() - origin).abs().amax(0) + origin.abs()
-
-
-def _gap(case: Case) -> Tensor:
-    """Return how far apart the clients' means are ``[P]``."""
-    means = case.posteriors.mean.double()
-    return means.amax(0) - means.amin(0)
-
-
-def hold(truth: Tensor, what: str, *values: Tensor) -> None:
-    """Raise `AssertionError` unless all of `truth` ``[P]`` holds; name the first parameter."""
-    if not bool(truth.all()):
-        where = int((~truth).nonzero()[0, 0])
-        shown = " against ".join(f"{float(value[where]):.17g}" for value in values)
-        raise AssertionError(f"{what} at parameter {where}: {shown}")

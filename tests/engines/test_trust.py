@@ -239,19 +239,19 @@ def test_a_client_that_claims_more_than_it_reported_is_refused_by_name():
     assert refused(towards(3, 1.5), examples=21, before=after)[0].keys() == {0, 1, 2}
 
 
-def test_whoever_was_refused_stays_out_until_it_was_sound_as_often():
+def test_whoever_was_refused_stays_out_until_it_was_sound_four_times_as_often():
     honest_ones, lies = towards(10, 1.5), towards(10, 1.5)
     lies[3] *= -1
     standing = Standing()
-    for _ in range(2):
+    for _ in range(1):
         _, standing = refused(lies, before=standing)
-    assert standing.suspected == {3: 2}
+    assert standing.suspected == {3: 4}
     seen = []
-    for _ in range(3):
+    for _ in range(5):
         found, standing = refused(honest_ones, before=standing)
         seen.append(found)
-    assert [list(found) for found in seen] == [[3], [3], []]
-    assert "refused in 2 more rounds" in seen[0][3]
+    assert [list(found) for found in seen] == [[3], [3], [3], [3], []]
+    assert "4 more sound results" in seen[0][3]
     assert standing.suspected == {}
 
 
