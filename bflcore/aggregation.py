@@ -84,6 +84,7 @@ class Aggregator(Component, abc.ABC):
     kind: ClassVar[str] = "aggregator"
     families: ClassVar[tuple[str, ...]] = ()  # posterior families the rule can fuse; empty: any
     weighs: ClassVar[bool] = True  # whether clients' weights matter
+    accuracy: ClassVar[float] = 0.0  # relative error of a rule that iterates, beside rounding
     ignores_weights_because: ClassVar[str] = ""  # the reason, of a rule that does not weigh
     # Each is checked by `bflcore.testing.aggregation_laws`.
     known_tags = MappingProxyType(

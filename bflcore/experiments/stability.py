@@ -83,14 +83,16 @@ class Stability:
     def excesses(self, number: int, found: dict[str, float]) -> list[dict[str, Any]]:
         """Return which extremes after round `number` are beyond what the data can explain.
 
-        Families without a variance have no such bounds.
+        Families without a variance have no such bounds. Nor has the smallest variance one where
+        an inference leaves parameters certain: a rule may turn their 0 into rounding error.
         """
         if SMALLEST not in self.first:
             return []
         room = MARGIN * (1 + self.examples * number)
         reach = self.first[MEAN] + math.sqrt(self.first[LARGEST] * room)
         bounds = {
-            SMALLEST: found.get(SMALLEST, math.inf) < self.first[SMALLEST] / room,
+            SMALLEST: found.get(SMALLEST, math.inf) < self.first[SMALLEST] / room
+            and not self.recipe.inference.leaves_certain,
             LARGEST: found.get(LARGEST, 0.0) > self.first[LARGEST] * room,
             MEAN: found.get(MEAN, 0.0) > reach,
         }

@@ -49,6 +49,8 @@ __all__ = ["CORRECTED", "Natural", "SiteInference", "SiteMemory", "exact_natural
 
 Natural = dict[str, "Tensor"]
 
+# Units of rounding of the largest natural parameter: a smaller change is none.
+SETTLED = 64.0
 CORRECTED = (
     f"{REPORTED}corrected"  # the statistic: directions in which a cavity or a site was improper
 )
@@ -118,7 +120,8 @@ class SiteInference(LocalInference):
         tilted = posterior.split(problem.layout)[0]
         after, raised = family.at_least(exact_natural(tilted), cavity, tilted.mean.double())
         damped = {n: before[n] + self.damping * (t - before[n]) for n, t in after.items()}
-        sent = _observed(cohort, _like(family.from_natural(damped), tilted), broadcast.prior)
+        changed = _changed(cohort, damped, before, tilted.mean.dtype)
+        sent = _where(changed, _like(family.from_natural(damped), tilted), broadcast.prior)
         # The change as the server will compute it: of what was sent, rounded as it was sent.
         change = {n: t - before[n] for n, t in exact_natural(sent).items()}
         kept = SiteMemory(
@@ -169,15 +172,29 @@ def _like(posterior: Posterior, other: Posterior) -> Posterior:
     return posterior.unpack({n: t.to(wanted[n].dtype) for n, t in posterior.pack().items()})
 
 
-def _observed(cohort: Cohort, posterior: Posterior, prior: Posterior) -> Posterior:
-    """Return the posteriors ``[K, P]``, or the prior for clients that have no samples."""
-    if min(cohort.sizes):
+def _changed(cohort: Cohort, after: Natural, before: Natural, dtype: torch.dtype) -> Tensor:
+    """Return which clients ``[K]`` change the posterior by more than rounding.
+
+    Others, and those without samples, send it as it was: rounding errors of many rounds would add
+    up to a random walk.
+    """
+    changed = torch.tensor(cohort.sizes, device=cohort.x.device) < 0
+    for name, natural in after.items():
+        if not natural[0].numel():  # nothing is shared
+            continue
+        apart = (natural - before[name]).abs().flatten(1).amax(1)
+        changed |= apart > SETTLED * torch.finfo(dtype).eps * before[name].abs().max()
+    return changed & (torch.tensor(cohort.sizes, device=cohort.x.device) > 0)
+
+
+def _where(chosen: Tensor, posterior: Posterior, prior: Posterior) -> Posterior:
+    """Return the posteriors ``[K, P]`` of chosen clients, and the prior for the others."""
+    if bool(chosen.all()):
         return posterior
-    seen = torch.tensor(cohort.sizes, device=cohort.x.device) > 0
     fields = prior.pack()
     return posterior.unpack(
         {
-            name: torch.where(seen.view(-1, *[1] * (t.ndim - 1)), t, fields[name])
+            name: torch.where(chosen.view(-1, *[1] * (t.ndim - 1)), t, fields[name])
             for name, t in posterior.pack().items()
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from bflcore.errors import OptionError
@@ -60,6 +61,7 @@ class Linear(Model):
     name = "linear"
     reference = "Nelder and Wedderburn 1972"
     interpretable = True
+    expected_failures = MappingProxyType({"has a head": "the whole network decides"})
 
     def network(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the predictor with all weights 0."""

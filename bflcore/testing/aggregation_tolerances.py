@@ -41,7 +41,8 @@ def tiny(case: Case) -> float:
 
 def close(rule: Aggregator, case: Case, found: Posterior, expected: Posterior) -> None:
     """Require two posteriors to be the same to rounding."""
-    amplified = len(case.weights) if "subtracts-prior" in rule.tags else 1
+    amplified = len(case.weights) if "subtracts-prior" in rule.tags else 1.0
+    amplified = max(amplified, rule.accuracy / rounding(case))
     close_mean(case, found.mean, expected.mean, amplified)
     if not isinstance(expected, Gaussian):
         _close_fields(case, found, expected)
@@ -65,7 +66,7 @@ def _close_fields(case: Case, found: Posterior, expected: Posterior) -> None:
             hold((value - wanted).abs() <= allowed, name, value, wanted)
 
 
-def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: int = 1) -> None:
+def close_mean(case: Case, found: Tensor, expected: Tensor, amplified: float = 1) -> None:
     """Require two means ``[P]`` to be equal up to rounding."""
     wanted = expected.double()
     allowed = amplified * rounding(case) * (reach(case) + wanted.abs()) + tiny(case)

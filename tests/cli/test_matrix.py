@@ -41,6 +41,7 @@ PROBLEMS = {
     "rectified units": lambda: problem(rectified(), **SINGLE),
     "images": lambda: problem(convolutional(), shape=IMAGE, head="4", **SINGLE),
     "regression": lambda: problem(rectified(), likelihood=GaussianNoise(), **SINGLE),
+    "linear regression": lambda: problem(nn.Linear(3, 2), likelihood=GaussianNoise(), **SINGLE),
 }
 
 

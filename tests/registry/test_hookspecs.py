@@ -94,7 +94,7 @@ def test_beside_the_example_of_the_documentation_everything_works(bfl, example):
     assert out.count("midrange") == len(load_registry().inferences)
     status, _, err = bfl("run", "fedavg", "--hyper", "empirical-bayes")  # refused
     assert status == 2
-    assert "hypers that fit: accumulate, continual, fixed" in err
+    assert "hypers that fit: accumulate, continual, dual-update, fixed" in err
     status, _, err = bfl("run", "fed-midrange", *QUICK, "--quiet", "--out", "one")
     assert (status, err) == (0, "")
     status, _, err = bfl("run", "fedvi", *QUICK, "--quiet", "--aggregator", "midrange", "-o",

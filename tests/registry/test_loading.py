@@ -214,8 +214,8 @@ def test_strict_mode_raises(install, monkeypatch):
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     registry = read_plugins(builtin)
-    with pytest.raises(OptionError, match=r"unknown method 'fedagv' \(did you mean fedavg\?\)"):
-        registry.methods["fedagv"]
+    with pytest.raises(OptionError, match=r"unknown method 'fedvag' \(did you mean fedavg\?\)"):
+        registry.methods["fedvag"]
     with pytest.raises(OptionError, match="unknown kind 'metod'"):
         registry.of("metod")
 

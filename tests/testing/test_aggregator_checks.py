@@ -134,7 +134,7 @@ WRONG = [
     ),
     (
         average("Ignores weights and claims nothing", fuse=equal, tags=frozenset()),
-        {DECLARED, "grouping never matters"},
+        {DECLARED, "grouping never matters", "influence is as stated"},
     ),
     (Untagged, {TAGS}),
     (average("Returns a view of a lone client", fuse=one_client_as_it_is), {NEW}),
@@ -177,6 +177,7 @@ WRONG = [
             "grouping never matters",
             "a zero weight is absence",
             "variance is at most the average",
+            "influence is as stated",
         },
     ),
     (

@@ -147,7 +147,7 @@ FAULTS = {
     ),
     "Returns a posterior that requires grad": (
         {"fit": changed("posterior", require_grad)},
-        {DETACHED},
+        {DETACHED, FAMILY},
     ),
     "Names the clients in another order": (
         {"fit": changed("clients", lambda clients: clients[::-1])},

@@ -73,8 +73,8 @@ class LogLinearPool(NaturalAggregator):
     reference = f"{PAPER} (LLP); Koliander et al. 2022"
     tags = frozenset({"pools", "additive", "keeps-variance", "narrow", "adds-precision"})
 
-    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
-        """Return each client's share of all precision ``[K, P]``."""
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor | None:
+        """Return each client's share of all precision ``[K, P]``; None with correlations."""
         return _shares(posteriors, weights)
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
@@ -98,8 +98,8 @@ class Conflation(NaturalAggregator):
     weighs = False
     ignores_weights_because = "every client's evidence counts in full"
 
-    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
-        """Return each client's share of all precision ``[K, P]``."""
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor | None:
+        """Return each client's share of all precision ``[K, P]``; None with correlations."""
         return _shares(posteriors, torch.ones_like(weights))
 
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
@@ -122,8 +122,8 @@ class WeightedConflation(NaturalAggregator):
     reference = f"{PAPER} (WC); Hill & Miller 2011"
     tags = frozenset({"pools", "additive", "shrinks-variance", "narrow", "adds-precision"})
 
-    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
-        """Return each client's share of all precision ``[K, P]``."""
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor | None:
+        """Return each client's share of all precision ``[K, P]``; None with correlations."""
         return _shares(posteriors, weights)
 
     def encode(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Statistics:
@@ -169,9 +169,13 @@ class WeightConsolidation(NaturalAggregator):
         at_most=1,
     )
 
-    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor:
-        """Return each client's precision in units of the fused one ``[K, P]``."""
-        assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
+    def influence(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Tensor | None:
+        """Return each client's precision in units of the fused one ``[K, P]``.
+
+        None with correlations.
+        """
+        if not isinstance(posteriors, Gaussian):
+            return None
         fused = self.fuse(posteriors, weights, prior)
         assert isinstance(fused, Gaussian), "as is what this rule gives"  # noqa: S101
         share = fused.variance.double() / posteriors.variance.double()
@@ -272,9 +276,13 @@ def _sum_where_certain(weights: Tensor, shift: Tensor, variance: Tensor) -> Stat
     }
 
 
-def _shares(posteriors: Posterior, weights: Tensor) -> Tensor:
-    """Return w_k/s_k over its sum ``[K, P]`` in float64; 1 where somebody is certain."""
-    assert isinstance(posteriors, Gaussian), "the registry admits no other family"  # noqa: S101
+def _shares(posteriors: Posterior, weights: Tensor) -> Tensor | None:
+    """Return w_k/s_k over its sum ``[K, P]`` in float64; 1 where somebody is certain.
+
+    None for a family with correlations, where a client moves other parameters, too.
+    """
+    if not isinstance(posteriors, Gaussian):
+        return None
     precision = weights.double()[:, None] / posteriors.variance.double()
     certain = (posteriors.variance == 0).any(0)
     return (precision / precision.sum(0)).masked_fill(certain, 1.0)

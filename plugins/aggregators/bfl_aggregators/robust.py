@@ -83,12 +83,12 @@ class TrimmedMean(Aggregator):
 
 @component
 class TrimmedPrecisionWeightedMean(Aggregator):
-    """Weigh means by precision, without the extreme means and with bounded precisions.
+    """Weigh means by precision, with extreme means and precisions cut to those of most clients.
 
-    Per parameter, with c = ``floor(fraction * K)``: the c smallest and the c largest means are left
-    out; precisions are clamped to those of rank c + 1 and K - c. Then mean = sum(mu/s) / sum(1/s),
-    and 1/variance is the mean of the remaining precisions. A client thus gains nothing by claiming
-    to be more certain than most. Weights are ignored, as in `median`.
+    Per parameter, with c = ``floor(fraction * K)``: means and precisions are clamped to the values
+    of rank c + 1 and K - c. (To leave the extremes out would make the result jump where means tie.)
+    Then mean = sum(mu/s) / sum(1/s), and 1/variance is the mean precision. A client thus gains
+    nothing by claiming to be more certain than most. Weights are ignored, as in `median`.
     """
 
     name = "trimmed-precision-weighted-mean"
@@ -104,11 +104,11 @@ class TrimmedPrecisionWeightedMean(Aggregator):
     )
 
     def withstands(self, clients: int, liars: int) -> float:
-        """Return 1 for as many as are left out at either end: the rest lie between honest ones."""
+        """Return 1 for as many as are clamped at either end: to values between honest ones."""
         return 1.0 if liars <= _cut(self.fraction, clients) else float("inf")
 
     def fuse(self, posteriors: Posterior, weights: Tensor, prior: Posterior) -> Posterior:
-        """Sort the means of each parameter, and their precisions with them."""
+        """Sort the means of each parameter, and their variances."""
         self.check(posteriors, weights, prior)
         check_posteriors(posteriors)
         cut = _cut(self.fraction, len(weights))
@@ -138,6 +138,7 @@ class GeometricMedian(Aggregator):
     name = "geometric-median"
     aliases = ("rfa",)
     reference = "Pillutla, Kakade & Harchaoui 2022 (RFA), Algorithm 2; Weiszfeld 1937"
+    accuracy = 1e-6
     families = ("point", "gaussian")
     tags = frozenset({"robust", "keeps-variance"})
     weighs = False
@@ -221,17 +222,12 @@ def _weiszfeld(apart: Tensor, smoothing: float, iterations: int) -> Tensor:
 def _precision_weighted(
     mean: np.ndarray[Any, Any], variance: np.ndarray[Any, Any], cut: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return mean and variance ``[P]`` of `mean` and `variance` ``[P, K]`` without the extremes.
+    """Return mean and variance ``[P]`` of `mean` and `variance` ``[P, K]``, both clamped.
 
-    Ratios of the smallest remaining variance to the others are weighed instead of precisions, so
-    that a variance of 0 is the limit: those who are certain decide.
+    Ratios of the smallest clamped variance to the others are weighed instead of precisions, so that
+    a variance of 0 is the limit: those who are certain decide.
     """
-    clients = mean.shape[1]
-    order = np.lexsort((variance, mean), axis=1)  # of equal means, the more certain come first
-    sorted_variance = np.sort(variance, axis=1)
-    bounds = sorted_variance[:, [cut]], sorted_variance[:, [clients - 1 - cut]]
-    kept = order[:, cut : clients - cut]
-    mu, s = (np.take_along_axis(one, kept, axis=1) for one in (mean, np.clip(variance, *bounds)))
+    mu, s = _clamped(mean, cut), _clamped(variance, cut)
     least = s.min(axis=1, keepdims=True)
     certain = s == 0
     ratio = np.where(certain, 1.0, least / np.where(certain, 1.0, s))
@@ -241,6 +237,12 @@ def _precision_weighted(
         origin[:, 0] + (ratio * (mu - origin)).sum(axis=1) / total,
         least[:, 0] * ratio.shape[1] / total,
     )
+
+
+def _clamped(values: np.ndarray[Any, Any], cut: int) -> np.ndarray[Any, Any]:
+    """Clamp ``[P, K]`` to the values of rank cut + 1 and K - cut in each row."""
+    ranked = np.sort(values, axis=1)
+    return np.clip(values, ranked[:, [cut]], ranked[:, [values.shape[1] - 1 - cut]])
 
 
 def _cut(fraction: float, clients: int) -> int:

@@ -56,14 +56,12 @@ def test_the_trimmed_precision_weighted_mean_is_that_of_a_loop(fraction):
     found = fused(TrimmedPrecisionWeightedMean(fraction=fraction), posteriors)
     for p in range(SIZE):
         mean, variance = posteriors.mean[:, p].tolist(), posteriors.variance[:, p].tolist()
-        ranked = sorted(1 / s for s in variance)
-        low, high = ranked[cut], ranked[9 - cut]
-        kept = sorted(zip(mean, variance, strict=True))[cut : 10 - cut]
-        precision = [min(max(1 / s, low), high) for _, s in kept]
-        total = sum(precision)
-        expected = sum(h * mu for h, (mu, _) in zip(precision, kept, strict=True)) / total
+        precisions, ranked = sorted(1 / s for s in variance), sorted(mean)
+        h = [min(max(1 / s, precisions[cut]), precisions[9 - cut]) for s in variance]
+        mu = [min(max(m, ranked[cut]), ranked[9 - cut]) for m in mean]
+        expected = sum(a * b for a, b in zip(h, mu, strict=True)) / sum(h)
         assert float(found.mean[p]) == pytest.approx(expected)
-        assert float(found.variance[p]) == pytest.approx(len(kept) / total)
+        assert float(found.variance[p]) == pytest.approx(10 / sum(h))
 
 
 def test_without_trimming_it_is_the_product_with_pooled_precision():

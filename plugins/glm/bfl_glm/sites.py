@@ -199,7 +199,7 @@ class Laplace(DenseSites):
                     break
                 step = step / 2
             gained = highest - objective(point + step)
-            if gained <= ROUNDING * (1 + abs(highest)):
+            if not gained > ROUNDING * (1 + abs(highest)):  # nor if it is not a number
                 break
             point = point + step
             highest -= gained
