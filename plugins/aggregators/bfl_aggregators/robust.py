@@ -242,7 +242,9 @@ def _precision_weighted(
 def _clamped(values: np.ndarray[Any, Any], cut: int) -> np.ndarray[Any, Any]:
     """Clamp ``[P, K]`` to the values of rank cut + 1 and K - cut in each row."""
     ranked = np.sort(values, axis=1)
-    return np.clip(values, ranked[:, [cut]], ranked[:, [values.shape[1] - 1 - cut]])
+    low, high = ranked[:, [cut]], ranked[:, [values.shape[1] - 1 - cut]]
+    clamped: np.ndarray[Any, Any] = np.clip(values, low, high)
+    return clamped
 
 
 def _cut(fraction: float, clients: int) -> int:
