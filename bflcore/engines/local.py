@@ -66,6 +66,7 @@ class Local(Engine):
         0.0,
         "seconds after which a client that is training or being evaluated is dropped (0 = never)",
         at_least=0,
+        at_most=1e6,  # eleven days; waiting for far longer overflows a clock
     )
     memory_limit: int = option(
         256, "MiB of client memory kept in RAM; the least recently used goes to disk", at_least=0

@@ -56,7 +56,7 @@ class RunSettings(Component):
         "same in all rounds (0 = all)",
         at_least=0,
     )
-    bins: int = option(10, "number of bins of the calibration errors", at_least=1)
+    bins: int = option(10, "number of bins of the calibration errors", at_least=1, at_most=1000)
     device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
     dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))
     seed: int = option(0, "random seed", at_least=0)
