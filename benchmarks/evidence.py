@@ -65,6 +65,7 @@ DRAWS = 20
 DIVIDING = ("partition", "clients", "train_per_class", "test_per_class", "test_fraction")
 SHOWN = ("ece", "nll", "accuracy")
 SHOWN_ROUNDS = {"digits": (20, 60, 120), "small": (100, 200, 300), "dirichlet": (100, 200, 300)}
+SINCE = {"digits": 60, "small": 100, "dirichlet": 100}  # round from which a change is shown
 
 
 def trained(setting: str, recipe: str, seed: int) -> list[dict[str, Any]]:
@@ -156,14 +157,14 @@ def missing(
 def table(rows: list[dict[str, Any]], setting: str) -> str:
     """Return the Markdown table of a setting: means over seeds and their standard errors.
 
-    The last column of each metric is its change from the middle round to the last, seed by seed.
+    The last column of each metric is its change since a round that `SINCE` names, seed by seed.
     """
     found = {
         (row["recipe"], row["seed"], row["round"]): row for row in rows if row["setting"] == setting
     }
     numbers = SHOWN_ROUNDS[setting]
-    *_, middle, last = numbers
-    columns = [*(f"round {number}" for number in numbers), f"{middle} to {last}"]
+    last, since = numbers[-1], SINCE[setting]
+    columns = [*(f"round {number}" for number in numbers), f"{since} to {last}"]
     titles = [f"{name}, {column}" for name in SHOWN for column in columns]
     lines = [f"| recipe | seeds | {' | '.join(titles)} |", "|---" * (len(titles) + 2) + "|"]
     for recipe in dict.fromkeys(recipe for recipe, _, _ in found):
@@ -171,11 +172,27 @@ def table(rows: list[dict[str, Any]], setting: str) -> str:
         cells = []
         for name in SHOWN:
             values = {n: [found[recipe, seed, n][name] for seed in seeds] for n in numbers}
-            change = [b - a for a, b in zip(values[middle], values[last], strict=True)]
+            change = [b - a for a, b in zip(values[since], values[last], strict=True)]
             cells += [spread(values[number]) for number in numbers]
             cells.append(spread(change, "+"))
         lines.append(f"| {recipe} | {len(seeds)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def bounds(rows: list[dict[str, Any]], setting: str) -> str:
+    """Return the lower bounds as a Markdown table, with the gap to pooled samples seed by seed."""
+    found = {
+        (row["recipe"], row["seed"]): row["bound"]
+        for row in rows
+        if row["setting"] == setting and "bound" in row
+    }
+    lines = ["| recipe | seeds | lower bound per sample | below centralised |", "|---|---|---|---|"]
+    for recipe in dict.fromkeys(recipe for recipe, _ in found):
+        seeds = sorted(s for name, s in found if name == recipe and ("centralised", s) in found)
+        gaps = [found["centralised", seed] - found[recipe, seed] for seed in seeds]
+        level = spread([found[recipe, seed] for seed in seeds])
+        lines.append(f"| {recipe} | {len(seeds)} | {level} | {spread(gaps)} |")
+    return "\n".join(lines) if found else ""
 
 
 def spread(values: list[float], sign: str = "") -> str:
@@ -199,6 +216,7 @@ def main() -> None:
             file.writelines(lines)
     rows = [json.loads(line) for line in given.out.read_text(encoding="utf-8").splitlines()]
     print(table(rows, given.setting))
+    print(f"\n{bounds(rows, given.setting)}")
 
 
 if __name__ == "__main__":
