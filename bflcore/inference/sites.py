@@ -113,15 +113,17 @@ class SiteInference(LocalInference):
     @final
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Fit every client's posterior against its cavity; send the change and keep the site."""
-        family, before = _exponential(broadcast.prior), exact_natural(broadcast.prior)
-        site = SiteMemory.unpack(cohort.memory, family).site
-        cavity, improper = self._cavity(broadcast.prior, site)
-        posterior, loss = self.tilt(problem, broadcast, cohort, self._join(problem, cavity))
+        prior, before = _exponential(broadcast.prior), exact_natural(broadcast.prior)
+        site = SiteMemory.unpack(cohort.memory, type(prior)).site
+        cavity, improper = self._cavity(prior, site)
+        posterior, loss = self.tilt(
+            problem, broadcast, cohort, self._join(problem, prior.with_natural(cavity))
+        )
         tilted = posterior.split(problem.layout)[0]
-        after, raised = family.at_least(exact_natural(tilted), cavity, tilted.mean.double())
+        after, raised = prior.at_least(exact_natural(tilted), cavity, tilted.mean.double())
         damped = {n: before[n] + self.damping * (t - before[n]) for n, t in after.items()}
         changed = _changed(cohort, damped, before, tilted.mean.dtype)
-        sent = _where(changed, _like(family.from_natural(damped), tilted), broadcast.prior)
+        sent = _where(changed, _like(prior.with_natural(damped), tilted), prior)
         # The change as the server will compute it: of what was sent, rounded as it was sent.
         change = {n: t - before[n] for n, t in exact_natural(sent).items()}
         kept = SiteMemory(
@@ -132,23 +134,25 @@ class SiteInference(LocalInference):
         result = local_result(problem, cohort, posterior, loss, corrected, kept)
         return attrs.evolve(result, posterior=sent)
 
-    def _cavity(self, prior: Posterior, site: Mapping[str, Tensor]) -> tuple[Natural, Tensor]:
+    def _cavity(
+        self, prior: ExponentialFamily, site: Mapping[str, Tensor]
+    ) -> tuple[Natural, Tensor]:
         """Return q / t_k ``[K, ...]``, and in how many directions it was improper ``[K]``.
 
         It holds p0, so only rounding makes it improper: where one client's data outweigh p0 by
         more than the digits of the dtype that travels.
         """
-        family, before = _exponential(prior), exact_natural(prior)
+        before = exact_natural(prior)
         cavity = {name: before[name] - tensor for name, tensor in site.items()}
         least = 4 * torch.finfo(prior.mean.dtype).eps
         bound = {name: (least * t).expand_as(cavity[name]) for name, t in before.items()}
         mean = prior.mean.double().expand(len(next(iter(cavity.values()))), -1)
-        return family.at_least(cavity, bound, mean)
+        return prior.at_least(cavity, bound, mean)
 
-    def _join(self, problem: Problem, cavity: Natural) -> Posterior:
+    def _join(self, problem: Problem, cavity: Posterior) -> Posterior:
         """Return the cavity ``[K, P]`` over all parameters, in the dtype of the problem."""
         first = self.prior(problem)
-        shared = _like(_exponential(first).from_natural(cavity), first)
+        shared = _like(cavity, first)
         if not problem.layout.personal_total:
             return shared
         personal, clients = first.split(problem.layout)[1], len(shared.mean)
@@ -161,9 +165,9 @@ def exact_natural(posterior: Posterior) -> Natural:
     return posterior.map(lambda t: t.double() if t.is_floating_point() else t).natural()
 
 
-def _exponential(posterior: Posterior) -> type[ExponentialFamily]:
+def _exponential(posterior: Posterior) -> ExponentialFamily:
     assert isinstance(posterior, ExponentialFamily), "a site needs natural parameters"  # noqa: S101
-    return type(posterior)
+    return posterior
 
 
 def _like(posterior: Posterior, other: Posterior) -> Posterior:
