@@ -80,9 +80,9 @@ __all__ = [
     "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger",
     "LowRankGaussian", "Map", "Method", "Model", "OptionError", "Partitioner", "PluginError",
     "Point", "PointInference", "Posterior", "Prediction", "Predictive", "Problem",
-    "ProductOfChanges", "Run", "RunError", "Session", "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
-    "VariationalInference", "Weighting", "check_weights", "component", "hookimpl", "load",
-    "load_model", "option", "resume", "run",
+    "ProductOfChanges", "Run", "RunError", "Session", "Shares", "SiteInference", "Statistics",
+    "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
+    "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.
