@@ -106,7 +106,8 @@ class SiteInference(LocalInference):
     # of its last change of the mean which it adds.
     damping: float = 1.0
     momentum: float = 0.0
-    # Whether only the mean is damped. Precisions that do not depend on the mean need no damping.
+    # Whether only the mean is damped, and not in a client's first reply. Precisions that do not
+    # depend on the mean need no damping.
     damps_the_mean_alone: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -138,7 +139,8 @@ class SiteInference(LocalInference):
         )
         tilted = posterior.split(problem.layout)[0]
         after, raised = prior.at_least(exact_natural(tilted), cavity, tilted.mean.double())
-        damped = self._damped(prior, before, after)
+        first = _is_empty(site)
+        damped = self._damped(prior, before, after, first)
         if memory.velocity is not None:
             damped["shift"] = damped["shift"] + self.momentum * memory.velocity
         changed = _changed(cohort, damped, before, tilted.mean.dtype)
@@ -148,17 +150,23 @@ class SiteInference(LocalInference):
         kept = SiteMemory(
             personal=posterior.split(problem.layout)[1],
             site={name: tensor + change[name] for name, tensor in site.items()},
-            velocity=None if memory.velocity is None else _velocity(sent, prior),
+            velocity=None if memory.velocity is None else _velocity(sent, prior) * ~first[:, None],
         )
         corrected = {CORRECTED: (improper + raised).to(loss.dtype)}
         result = local_result(problem, cohort, posterior, loss, corrected, kept)
         return attrs.evolve(result, posterior=sent)
 
-    def _damped(self, prior: ExponentialFamily, before: Natural, after: Natural) -> Natural:
-        """Return what a client changes the posterior to ``[K, ...]``, before any momentum."""
+    def _damped(
+        self, prior: ExponentialFamily, before: Natural, after: Natural, first: Tensor
+    ) -> Natural:
+        """Return what a client changes the posterior to ``[K, ...]``, before any momentum.
+
+        `first` ``[K]`` says whose first reply it is.
+        """
         if self.damps_the_mean_alone:
             resting = _around(prior.with_natural(after), prior.mean)
-            return {**after, "shift": torch.lerp(resting, after["shift"], self.damping)}
+            share = torch.where(first, 1.0, self.damping).double().unsqueeze(-1)
+            return {**after, "shift": torch.lerp(resting, after["shift"], share)}
         return {n: before[n] + self.damping * (t - before[n]) for n, t in after.items()}
 
     def _cavity(
@@ -190,6 +198,12 @@ def exact_natural(posterior: Posterior) -> Natural:
     """Return the natural parameters ``[..., P]`` or ``[..., P, P]`` in float64."""
     assert isinstance(posterior, ExponentialFamily), "a site needs natural parameters"  # noqa: S101
     return posterior.map(lambda t: t.double() if t.is_floating_point() else t).natural()
+
+
+def _is_empty(site: Mapping[str, Tensor]) -> Tensor:
+    """Return which clients ``[K]`` have not contributed yet."""
+    found = [~tensor.flatten(1).any(1) for tensor in site.values()]
+    return torch.stack(found).all(0)
 
 
 def _around(posterior: Posterior, mean: Tensor) -> Tensor:

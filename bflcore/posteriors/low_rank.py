@@ -156,7 +156,18 @@ class LowRankGaussian(ExponentialFamily):
 
     def solve(self, vector: Tensor) -> Tensor:
         """Return the covariance times `vector` ``[..., P]``; NaN where there is none."""
-        return self._scaled(vector, lambda values: (1 + values).reciprocal(), 2)
+        return self.solver()(vector)
+
+    def solver(self) -> Callable[[Tensor], Tensor]:
+        """Return `solve` with its eigenvectors computed once, for many vectors ``[..., P]``."""
+        rays, values = self._spectrum()
+        root = self.diagonal.double().rsqrt()
+
+        def solve(vector: Tensor) -> Tensor:
+            found = _turned(rays, (1 + values).reciprocal(), root * vector.double())
+            return (root * found).to(vector.dtype)
+
+        return solve
 
     def variances(self) -> dict[str, Tensor]:
         """Return each parameter's variance given all others ``[..., P]``."""
@@ -203,7 +214,9 @@ class LowRankGaussian(ExponentialFamily):
 
         Of one posterior ``[P]``, all draws ``[S, P]`` are computed at once.
         """
-        return self.mean + self._scaled(noise, lambda values: (1 + values).rsqrt(), 1)
+        rays, values = self._spectrum()
+        turned = _turned(rays, (1 + values).rsqrt(), noise.double())
+        return self.mean + (self.diagonal.double().rsqrt() * turned).to(self.mean.dtype)
 
     def kl(self, other: LowRankGaussian) -> Tensor:
         """Return KL(self || other) ``[...]`` in closed form.
@@ -243,22 +256,6 @@ class LowRankGaussian(ExponentialFamily):
         left = scaled - rays @ along
         return root * (left + rays @ (along / (1 + values).unsqueeze(-1)))
 
-    def _scaled(self, vector: Tensor, factor: Callable[[Tensor], Tensor], power: int) -> Tensor:
-        """Return d^(-power/2)-scaled f(1 + T lambda T^T) times `vector` ``[..., P]``.
-
-        `factor` gives f of the eigenvalues, and is 1 of zeros. With a power of 2 the scale is on
-        both sides, with 1 on the left.
-        """
-        rays, values = self._spectrum()
-        root = self.diagonal.double().rsqrt()
-        scaled = root * vector.double() if power == 2 else vector.double()
-        along = (rays.mT @ scaled.unsqueeze(-1)).squeeze(-1)
-        left = scaled - (rays @ along.unsqueeze(-1)).squeeze(-1)
-        # Again: what rounding left along the rays would be divided by nothing.
-        left = left - (rays @ (rays.mT @ left.unsqueeze(-1))).squeeze(-1)
-        moved = left + (rays @ (factor(values) * along).unsqueeze(-1)).squeeze(-1)
-        return (root * moved).to(vector.dtype)
-
     def _spectrum(self) -> tuple[Tensor, Tensor]:
         """Return T ``[..., P, R]`` and lambda ``[..., R]`` in float64 (see the module).
 
@@ -280,3 +277,12 @@ class LowRankGaussian(ExponentialFamily):
             return rays, values
         size = len(self.diagonal)
         return rays.expand(size, -1, -1), values.expand(size, -1)
+
+
+def _turned(rays: Tensor, factors: Tensor, vector: Tensor) -> Tensor:
+    """Return (1 + T (diag(factors) - 1) T^T) times `vector` ``[..., P]``; `rays` are T."""
+    along = (rays.mT @ vector.unsqueeze(-1)).squeeze(-1)
+    left = vector - (rays @ along.unsqueeze(-1)).squeeze(-1)
+    # Again: what rounding left along the rays would not be multiplied by a small factor.
+    left = left - (rays @ (rays.mT @ left.unsqueeze(-1))).squeeze(-1)
+    return left + (rays @ (factors * along).unsqueeze(-1)).squeeze(-1)

@@ -192,7 +192,7 @@ def _updated(around: Expansion, point: Tensor, cavity: LowRankGaussian) -> LowRa
     )
     downhill = cavity.times(cavity.mean - point) - around.gradient
     step = newton.conjugate_gradients(
-        lambda vector: cavity.times(vector) + around.times(vector), found.solve, downhill
+        lambda vector: cavity.times(vector) + around.times(vector), found.solver(), downhill
     )
     return attrs.evolve(found, mean=point + step)
 
