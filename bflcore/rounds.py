@@ -319,6 +319,6 @@ def _uploaded(reply: LocalResult | ClientError) -> int:
     if isinstance(reply, ClientError):
         return 0
     try:
-        return nbytes(reply.posterior.pack()) + nbytes(reply.statistics)
+        return nbytes(reply.posterior.without_structure()) + nbytes(reply.statistics)
     except Exception:  # noqa: BLE001 - a client may send anything; the screen says what
         return 0

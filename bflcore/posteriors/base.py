@@ -52,6 +52,10 @@ class Posterior(Component, abc.ABC):
         """Return the tensors ``[..., P]`` by field name, each with `prefix`."""
         return {prefix + name: getattr(self, name) for name in self._fields()}
 
+    def without_structure(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the tensors ``[..., P]`` that a client sends: the server has the structure."""
+        return {prefix + n: t for n, t in self.pack().items() if n not in self.structure}
+
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], prefix: str = "") -> Self:
         """Rebuild a posterior from the tensors ``[..., P]`` that `pack` returned."""
