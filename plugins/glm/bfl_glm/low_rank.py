@@ -42,6 +42,7 @@ __all__ = ["LowRankLaplace", "common_basis", "expand"]
 SKETCH, SCALE = "sketch", "curvature"  # the answers to the survey
 MORE = 10  # columns of the random matrix beyond the rank (Halko et al. 2011, section 4.2)
 KEPT = 20_000_000  # numbers of Jacobians that are kept for conjugate gradients, not recomputed
+STEPS = 15  # to a client's own mode in one round; later rounds go on
 LOST = 1e-12  # relative eigenvalues below it are rounding
 
 
@@ -121,6 +122,7 @@ class LowRankLaplace(QuadraticSites):
             partial(_penalty, cavity=cavity),
             partial(expand, problem, x=x, y=y, basis=cavity.basis, dual=dual),
             partial(_updated, cavity=cavity),
+            steps=STEPS,
         )
 
     def _probe(self, problem: Problem) -> Tensor:

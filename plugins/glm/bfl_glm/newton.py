@@ -41,11 +41,13 @@ def posterior_of(
     penalty: Callable[[Tensor], float],
     expand: Callable[[Tensor], E],
     update: Callable[[E, Tensor], Q],
+    steps: int = STEPS,
 ) -> Found[Q]:
     """Return the Gaussian ``[P]`` of a client's expanded loss, and its mean loss at the start.
 
     `loss` and `penalty` add up to the objective in nats; `expand` returns the expansion of the loss
     around weights ``[P]``, and `update` the cavity times the exponential of minus an expansion.
+    At most `steps` lead to the client's own mode.
     """
 
     def objective(weights: Tensor) -> float:
@@ -56,7 +58,7 @@ def posterior_of(
     found = update(around, point)
     if objective(found.mean) <= highest + ROUNDING * (1 + abs(highest)):
         return found, mean
-    for _ in range(STEPS):  # with halved steps, to the client's own mode
+    for _ in range(steps):  # with halved steps, to the client's own mode
         step = found.mean - point
         for _ in range(HALVINGS):
             if objective(point + step) <= highest:
