@@ -83,8 +83,12 @@ class Standing:
     @classmethod
     def unpack(cls, found: Mapping[str, Any]) -> Self:
         """Rebuild it from `pack`; what is missing is empty."""
+        reported, suspected = (
+            {int(c): n for c, n in found.get(k, {}).items()} for k in ("reported", "suspected")
+        )
         return cls(
-            *({int(c): n for c, n in found.get(k, {}).items()} for k in ("reported", "suspected")),
+            reported,
+            suspected,
             frozenset(found.get("replied", ())),
             {name: tuple(values) for name, values in found.get("firsts", {}).items()},
         )
