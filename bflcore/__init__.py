@@ -49,7 +49,14 @@ from bflcore.messages import Broadcast, Cohort, LocalResult
 from bflcore.methods import FedAvg, FedVI, Method
 from bflcore.models.base import Model
 from bflcore.options import Component, component, option
-from bflcore.posteriors import DenseGaussian, ExponentialFamily, Gaussian, Point, Posterior
+from bflcore.posteriors import (
+    DenseGaussian,
+    ExponentialFamily,
+    Gaussian,
+    LowRankGaussian,
+    Point,
+    Posterior,
+)
 from bflcore.problem import Problem, Shares
 from bflcore.problem.calibration.base import Calibrator
 from bflcore.problem.likelihoods import Categorical, GaussianNoise, Likelihood, Predictive
@@ -70,12 +77,12 @@ __all__ = [
     "Command", "Component", "Continual", "DataError", "DataSource", "Dataset", "DenseGaussian",
     "EmpiricalBayes", "Engine", "Equal", "Examples", "ExponentialFamily", "FedAvg", "FedVI",
     "Fixed", "Gaussian", "GaussianNoise", "GradientInference", "HyperUpdate", "IncompatibleError",
-    "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger", "Map",
-    "Method", "Model", "OptionError", "Partitioner", "PluginError", "Point", "PointInference",
-    "Posterior", "Prediction", "Predictive", "Problem", "ProductOfChanges", "Run", "RunError",
-    "Session", "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
-    "VariationalInference", "Weighting", "check_weights", "component", "hookimpl", "load",
-    "load_model", "option", "resume", "run",
+    "LabelNoise", "Layout", "Likelihood", "LocalInference", "LocalResult", "Logger",
+    "LowRankGaussian", "Map", "Method", "Model", "OptionError", "Partitioner", "PluginError",
+    "Point", "PointInference", "Posterior", "Prediction", "Predictive", "Problem",
+    "ProductOfChanges", "Run", "RunError", "Session", "Shares", "SiteInference", "Statistics",
+    "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
+    "component", "hookimpl", "load", "load_model", "option", "resume", "run",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.

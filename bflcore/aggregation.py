@@ -379,7 +379,7 @@ class ProductOfChanges(CoordinatewiseAggregator):
 
     name = "product-of-changes"
     reference = "Ashman et al. 2022, Algorithm 1; Bui et al. 2018, Algorithm 1"
-    families = ("gaussian", "dense-gaussian")
+    families = ("gaussian", "dense-gaussian", "low-rank-gaussian")
     tags = frozenset(
         {"adds-evidence", "additive", "subtracts-prior", "adds-precision", "multiplies-changes"}
     )
@@ -407,7 +407,7 @@ class ProductOfChanges(CoordinatewiseAggregator):
     def decode(self, total: Statistics, prior: Posterior) -> Posterior:
         """Add eta_0."""
         before = _natural(prior, CERTAIN_PRIOR)
-        fused = _exponential(prior).from_natural({n: t + before[n] for n, t in total.items()})
+        fused = _exponential(prior).with_natural({n: t + before[n] for n, t in total.items()})
         if not isinstance(fused, Gaussian):
             return fused
         certain = fused.variance.abs() < 2 * CERTAIN

@@ -126,7 +126,7 @@ class Continual(HyperUpdate):
 
     name = "continual"
     reference = "Chen et al. 2023 (BPFed), eq. 10; zero variances: Chen et al. 2024 (FedSI)"
-    families = ("point", "gaussian", "dense-gaussian")
+    families = ("point", "gaussian", "dense-gaussian", "low-rank-gaussian")
     tags = frozenset({"carries-posterior"})
 
     zero_variance: float = option(

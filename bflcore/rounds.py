@@ -162,7 +162,8 @@ def run_round(
     clock, rule, number = time.perf_counter(), recipe.aggregator, broadcast.round + 1
     tally = Tally(broadcast, clients)
     block_of = {client: rank // block for rank, client in enumerate(sorted(clients))}
-    region = TrustRegion(broadcast, trust, standing)
+    sites = "conserves-evidence" in recipe.inference.tags
+    region = TrustRegion(broadcast, trust, standing, sites=sites)
     arrivals = tally.screen(session.fit(broadcast, clients), region, block_of)
     weighed = recipe.weighting.weigh_each(arrivals, broadcast)
     total = Sums(rule.start(broadcast.prior))
@@ -318,6 +319,6 @@ def _uploaded(reply: LocalResult | ClientError) -> int:
     if isinstance(reply, ClientError):
         return 0
     try:
-        return nbytes(reply.posterior.pack()) + nbytes(reply.statistics)
+        return nbytes(reply.posterior.without_structure()) + nbytes(reply.statistics)
     except Exception:  # noqa: BLE001 - a client may send anything; the screen says what
         return 0

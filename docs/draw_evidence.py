@@ -14,6 +14,7 @@ import torch
 from matplotlib import pyplot as plt
 from torch import Tensor
 
+from bfl_glm.low_rank import MORE, common_basis
 from bflcore import (
     Aggregator,
     Broadcast,
@@ -25,14 +26,16 @@ from bflcore import (
     LocalResult,
     Problem,
     component,
+    option,
 )
 from bflcore.engines.local import Local
 from bflcore.inference.memory import local_result
 from bflcore.inference.sites import SiteInference
-from bflcore.posteriors import DenseGaussian
+from bflcore.posteriors import DenseGaussian, LowRankGaussian
 from bflcore.registry.loading import load_registry
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.conjugate import NOISE, ExactSites, pooled, regression
+from bflcore.testing.problems import surveyed
 
 DOCS = Path(__file__).parent
 PAGE, IMAGES = DOCS / "evidence.md", DOCS / "images"
@@ -49,6 +52,9 @@ RULES = (
 )
 UPDATES = ("fixed", "continual", "empirical-bayes")
 SPEED = (1, 5, 20, 50, 200)
+RANKED = (1, 10, 50)
+SIZES = {10: (2, 4, 8), 50: (4, 16)}  # coefficients: ranks
+TOGETHER = {"damping": 0.5, "momentum": 0.5}
 
 
 @component
@@ -97,6 +103,62 @@ class DenseSites(SiteInference):
     predict = ExactSites.predict
 
 
+@component
+class LowRankSites(SiteInference):
+    """Return the exact mean, and a diagonal plus low-rank precision in a common basis."""
+
+    name = "low-rank-sites"
+    family = "low-rank-gaussian"
+    damps_the_mean_alone = True
+
+    rank: int = option(2, "rank of the correlated part", at_least=1)
+    damping: float = option(0.5, "share of a change of the mean", above=0, at_most=1)
+    momentum: float = option(0.5, "share of the last change", at_least=0, below=1)
+
+    def survey(self, problem: Problem, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the diagonal of X^T X / noise and its image of a random matrix."""
+        grams = [one.mT @ one / NOISE for one in self._samples(cohort)]
+        sketches = torch.stack([gram @ self._probe(problem) for gram in grams])
+        scale = torch.stack([gram.diagonal() for gram in grams])
+        return {**super().survey(problem, cohort), "scale": scale, "sketch": sketches}
+
+    def initial(self, problem: Problem) -> LowRankGaussian:
+        """Return the first prior, in the basis that the survey gave."""
+        one = ExactSites().initial(problem)
+        core = one.mean.new_zeros(self.rank, self.rank)
+        basis = one.mean.new_zeros(self.rank, len(one.mean))
+        if known := problem.survey:
+            basis = common_basis(known["sketch"], known["scale"], self._probe(problem), self.rank)
+        return LowRankGaussian(one.mean, one.variance.reciprocal(), core, basis)
+
+    def tilt(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, cavity: LowRankGaussian
+    ) -> tuple[LowRankGaussian, Tensor]:
+        """Solve for the mean; add the data's precision as the basis has it."""
+        dual, found = cavity.basis[0] / problem.survey["scale"], []
+        for row, x in enumerate(self._samples(cohort)):
+            before, y = cavity[row], cohort.y[row, : len(x)]
+            along = x @ dual.mT
+            rest = x - along @ before.basis
+            diagonal = before.diagonal + rest.square().sum(0) / NOISE
+            core = before.core + along.mT @ along / NOISE
+            full = before.basis.mT @ before.core @ before.basis + before.diagonal.diag()
+            right = before.times(before.mean) + (x.mT @ y).flatten() / NOISE
+            mean = torch.linalg.solve(full + x.mT @ x / NOISE, right)
+            found.append(LowRankGaussian(mean, diagonal, core, before.basis).map(lambda t: t[None]))
+        return LowRankGaussian.concatenate(found), cohort.x.new_zeros(len(found))
+
+    def _samples(self, cohort: Cohort) -> list[Tensor]:
+        return [cohort.x[row, :size] for row, size in enumerate(cohort.sizes)]
+
+    def _probe(self, problem: Problem) -> Tensor:
+        noise = torch.Generator().manual_seed(problem.seed)
+        size = (problem.layout.total, self.rank + MORE)
+        return torch.randn(size, generator=noise, dtype=torch.float64)
+
+    predict = ExactSites.predict
+
+
 def history(
     inference: LocalInference,
     rule: str,
@@ -110,6 +172,7 @@ def history(
     fusing: Aggregator = registry.aggregators[rule]()
     updating: HyperUpdate = registry.hyper_updates[update]()
     recipe = Recipe(inference, fusing, Equal(), updating)
+    of = surveyed(inference, of)
     broadcast, found = begin(recipe, of), []
     with Local(workers=1).open(of, inference, bins=1) as session:
         for number in range(rounds):
@@ -193,6 +256,48 @@ def table_of_speeds(found: dict[float, dict[str, list[float]]]) -> str:
             cells = " | ".join(f"{error[number - 1]:.2g}" for number in SPEED)
             lines.append(f"| {condition:g} | {way} | {cells} |")
     return "\n".join(lines)
+
+
+def ranks(size: int, condition: float) -> dict[str, list[float]]:
+    """Return the error of the mean by round, by what clients know of correlations."""
+    of, rounds = regression((50,) * CLIENTS, size, condition), max(RANKED)
+
+    def after(inference: LocalInference) -> list[float]:
+        return errors(of, history(inference, "product-of-changes", "continual", of, rounds))
+
+    return {
+        "mean field": after(ExactSites(damping=0.5)),
+        "mean field, momentum 0.5": after(ExactSites(**TOGETHER)),
+        **{f"low rank, {rank}": after(LowRankSites(rank=rank)) for rank in SIZES[size]},
+        "dense": after(DenseSites()),
+    }
+
+
+def table_of_ranks(found: dict[tuple[int, float], dict[str, list[float]]]) -> str:
+    """Return the Markdown table of errors."""
+    titles = " | ".join(f"round {number}" for number in RANKED)
+    lines = [f"| coefficients | condition number | family | {titles} |", "|---" * 6 + "|"]
+    for (size, condition), ways in found.items():
+        for way, error in ways.items():
+            cells = " | ".join(f"{error[number - 1]:.2g}" for number in RANKED)
+            lines.append(f"| {size} | {condition:g} | {way} | {cells} |")
+    return "\n".join(lines)
+
+
+def draw_ranks(found: dict[tuple[int, float], dict[str, list[float]]]) -> None:
+    """Draw the errors of the mean against rounds."""
+    size = max(SIZES)
+    shown = {condition: ways for (of, condition), ways in found.items() if of == size}
+    figure, axes = plt.subplots(1, len(shown), figsize=(11, 3), sharey=True)
+    for axis, (condition, ways) in zip(axes, shown.items(), strict=True):
+        for way, error in ways.items():
+            axis.plot(range(1, len(error) + 1), error, label=way)
+        axis.axhline(0.1, color="grey", linewidth=0.8, linestyle=":")
+        axis.set(yscale="log", ylim=(1e-4, 30), xlabel="round")
+        axis.set_title(f"{size} coefficients, condition number {condition:g}", fontsize=9)
+    axes[0].set_ylabel("largest error of a mean\n/ posterior deviation")
+    axes[-1].legend(frameon=False, fontsize=7)
+    save(figure, "evidence-rank.svg")
 
 
 def draw_densities(of: Problem) -> None:
@@ -289,6 +394,9 @@ def main() -> None:
     found = {condition: speeds(condition) for condition in (5.0, 50.0, 632.0)}
     insert("speeds", table_of_speeds(found))
     draw_speeds(found)
+    ranked = {(size, c): ranks(size, c) for size in SIZES for c in (50.0, 420.0, 929.0)}
+    insert("ranks", table_of_ranks(ranked))
+    draw_ranks(ranked)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from bflcore import (
     Aggregator,
@@ -23,8 +24,11 @@ from bflcore import (
     Examples,
     Fixed,
     Gaussian,
+    Layout,
+    LowRankGaussian,
     Map,
     Point,
+    ProductOfChanges,
     Variational,
     Weighting,
     component,
@@ -33,7 +37,15 @@ from bflcore.engines.local import Local
 from bflcore.engines.screening import screen
 from bflcore.errors import OptionError, RoundError, RunError
 from bflcore.rounds import Recipe, Sums, begin, run_round, sample_cohort
-from bflcore.testing.problems import Replies, first_broadcast, gaussian, normal, problem, reply
+from bflcore.testing.problems import (
+    Replies,
+    first_broadcast,
+    gaussian,
+    generator,
+    normal,
+    problem,
+    reply,
+)
 
 SIZE = 6
 
@@ -267,6 +279,15 @@ def test_bytes_up_count_every_accepted_tensor_that_travels():
     )
     done, _ = run([with_memory, ClientError(3, "fit", "lost")])
     assert done.bytes_up == 3 * (2 * SIZE * 8 + 5 * 4)
+
+
+def test_bytes_up_leave_out_the_structure_that_the_server_has():
+    layout = Layout.of(nn.Linear(3, 2))
+    start = LowRankGaussian.arbitrary(layout, 1, generator())[0]
+    sent = LowRankGaussian.arbitrary(layout, 1, generator(1))
+    recipe = Recipe(Map(), ProductOfChanges(), Equal(), Continual())
+    done = run_round(recipe, Replies(reply([0], sent)), Broadcast(0, start, start), (0,))
+    assert done.bytes_up == 8 * (2 * layout.total + 2 * 2)
 
 
 def test_bytes_up_count_rejected_uploads_too():

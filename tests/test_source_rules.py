@@ -18,7 +18,7 @@ EXAMPLES = sorted(ROOT.glob("examples/*/bfl_*/**/*.py"))
 # What the package is besides: the conformance kit, the model and data zoos, and the two ways in,
 # from Python and from the command line.
 BESIDE = ("testing", "models", "data", "api", "cli")
-LARGEST_CORE = 8900  # lines of code: no blanks, comments or docstrings
+LARGEST_CORE = 9200  # lines of code: no blanks, comments or docstrings
 
 # A shape in a docstring: ``[K, P]``, ``[...]``, ``[P_shared]``.
 SHAPE = re.compile(r"``\[[^\]]*\]``")

@@ -6,6 +6,11 @@ a billion samples or a mean of a million would own the fused posterior. So each 
 by a few numbers, and one whose number exceeds the median of the cohort's by more than a factor is
 refused; so is one that pulls the mean back from where the others take it, and one that claims more
 samples than it reported before. The median holds as long as fewer than half of the clients lie.
+
+Clients that keep sites (`bflcore.inference.sites`) differ more when they are honest: one that
+replies for the first time brings all that its data say, and one that was absent for long answers to
+all that changed meanwhile, while the others have settled. Of these, a first reply is compared with
+first replies, and no other is refused for moving as far as a first reply usually does.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
@@ -44,6 +49,7 @@ DIRECTED = 8  # clients of which directions can be compared
 OPPOSED = 0.3  # cosine, with the opposite sign, that a client without resemblance may have
 ALIKE = 1.0  # times the cosine with the most similar client that is allowed on top of that
 AGREED = 0.2  # median cosine with the others' sum from which the clients agree
+FIRSTS = 101  # first replies that are remembered, for their median
 PROBATION = 4  # sound results that are asked for after each refusal
 STRIDE = 5.0  # times the median change per median number of samples, where they agree
 
@@ -55,24 +61,36 @@ class Standing:
     """What the server remembers of clients between rounds; it is never sent to anybody.
 
     `reported` is how many samples a client said it has, in the survey or else in its first round;
-    `suspected` how many sound results a client must send before it is trusted again.
+    `suspected` how many sound results a client must send before it is trusted again. Of clients
+    that keep sites, `replied` are those with an accepted reply, and `firsts` holds the numbers that
+    described such replies when they were each client's first.
     """
 
     reported: Mapping[int, int] = attrs.field(factory=dict)
     suspected: Mapping[int, int] = attrs.field(factory=dict)
+    replied: frozenset[int] = frozenset()
+    firsts: Mapping[str, tuple[float, ...]] = attrs.field(factory=dict)
 
-    def pack(self) -> dict[str, dict[str, int]]:
+    def pack(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {
             "reported": {str(client): n for client, n in self.reported.items()},
             "suspected": {str(client): n for client, n in self.suspected.items()},
+            "replied": sorted(self.replied),
+            "firsts": {name: list(values) for name, values in self.firsts.items()},
         }
 
     @classmethod
-    def unpack(cls, found: Mapping[str, Mapping[str, int]]) -> Self:
+    def unpack(cls, found: Mapping[str, Any]) -> Self:
         """Rebuild it from `pack`; what is missing is empty."""
+        reported, suspected = (
+            {int(c): n for c, n in found.get(k, {}).items()} for k in ("reported", "suspected")
+        )
         return cls(
-            *({int(c): n for c, n in found.get(k, {}).items()} for k in ("reported", "suspected"))
+            reported,
+            suspected,
+            frozenset(found.get("replied", ())),
+            {name: tuple(values) for name, values in found.get("firsts", {}).items()},
         )
 
 
@@ -80,22 +98,35 @@ class TrustRegion:
     """The results of one round so far, by the numbers that describe them.
 
     `factor` is how many times the median a number may be; 0 trusts everybody. `before` is what the
-    server knew of the clients when the round began.
+    server knew of the clients when the round began. `sites` says that clients keep sites.
     """
 
-    def __init__(self, broadcast: Broadcast, factor: float, before: Standing | None = None) -> None:
+    def __init__(
+        self,
+        broadcast: Broadcast,
+        factor: float,
+        before: Standing | None = None,
+        *,
+        sites: bool = False,
+    ) -> None:
         before = before or Standing()
         self.broadcast = broadcast
         self.factor = factor
         self.reported = dict(before.reported)
         self.suspected = dict(before.suspected)
+        self.sites = sites
+        self.replied = set(before.replied)
+        self._known = before.replied
+        self._accepted = {name: list(values) for name, values in before.firsts.items()}
+        self._firsts = {name: sorted(values) for name, values in before.firsts.items()}
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._forms: Counter[Form] = Counter()
 
     @property
     def standing(self) -> Standing:
         """What the server knows of the clients now."""
-        return Standing(self.reported, self.suspected)
+        firsts = {name: tuple(values) for name, values in self._accepted.items()}
+        return Standing(self.reported, self.suspected, frozenset(self.replied), firsts)
 
     def admit(self, results: Iterable[LocalResult]) -> Iterator[LocalResult | ClientError]:
         """Yield the results of a block of clients, one client each, or why one is refused.
@@ -107,9 +138,12 @@ class TrustRegion:
         self._forms.update(_form(result.statistics) for result in block)
         usual = self._forms.most_common(1)[0][0] if block else ()
         sizes = [magnitudes(result, self.broadcast) for result in block] if self.factor else []
-        for found in sizes:
+        for result, found in zip(block, sizes, strict=False):
+            first = self.sites and result.clients[0] not in self._known
             for name, value in found.items():
                 insort(self._seen[name], value)  # sorted, so that a median is cheap
+                if first:
+                    insort(self._firsts.setdefault(name, []), value)
         medians = {n: median(v) for n, v in self._seen.items() if len(v) >= FEWEST}
         cosines = _cosines(block, self.broadcast) if self.factor else None
         agreed = cosines is not None and _agreement(cosines) >= AGREED
@@ -118,21 +152,41 @@ class TrustRegion:
             if (form := _form(result.statistics)) != usual:
                 reason = f"its statistics are {_shown(form)}, not {_shown(usual)} as most clients'"
             elif self.factor:
-                reason = self._excess(sizes[row], medians, agreed) or self._grown(client, result)
+                reason = self._excess(client, sizes[row], medians, agreed)
+                reason = reason or self._grown(client, result)
                 reason = reason or ("" if cosines is None else _against(cosines[row], row))
                 reason = self._remembered(client, reason)
             else:
                 reason = ""
             if not reason:
                 self.reported.setdefault(client, int(result.examples[0]))
+                if self.sites and sizes:
+                    self._accept(client, sizes[row])
             yield ClientError(client, "fit", reason) if reason else result
 
+    def _accept(self, client: int, found: Mapping[str, float]) -> None:
+        """Remember an accepted reply, and its numbers if it is the client's first."""
+        if client not in self.replied:
+            self.replied.add(client)
+            for name, value in found.items():
+                values = self._accepted.setdefault(name, [])
+                if len(values) < FIRSTS:
+                    values.append(value)
+
+    def _usual_first(self, name: str) -> float:
+        """Return the median of first replies; 0 where there are too few."""
+        values = self._firsts.get(name, [])
+        return median(values) if len(values) >= FEWEST else 0.0
+
     def _excess(
-        self, found: Mapping[str, float], medians: Mapping[str, float], agreed: bool
+        self, client: int, found: Mapping[str, float], medians: Mapping[str, float], agreed: bool
     ) -> str:
         """Return which number is too large; "" if none is."""
         for name, value in found.items():
-            if not (usual := medians.get(name, 0.0)):
+            usual, first = medians.get(name, 0.0), self._usual_first(name)
+            if client not in self._known:
+                usual = max(usual, first)
+            if not usual or value <= first:
                 continue
             bound = self.factor * next((f for text, f in LOOSER.items() if text in name), 1.0)
             if name == MOVED and agreed:

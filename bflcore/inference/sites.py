@@ -12,7 +12,10 @@ changes its site and the server's posterior by the same factor:
     change_k = (q_k / q)^damping,    t_k <- t_k change_k,    q <- q prod_k change_k
 
 Data that a client sends again replace what it sent before, and the product holds whoever takes part
-in a round. Three things make it hold to rounding, too:
+in a round. Where clients change at the same time, the means are those of a Jacobi iteration, and
+slow. `momentum` adds a share of a client's own last change of the mean to its next one, which for
+all clients together is the heavy-ball method (Polyak 1964). Three things make the product hold to
+rounding, too:
 
 * The change is that of the posterior as it was sent, rounded to the dtype that travels; the site,
   which stays at the client, is its sum in float64.
@@ -26,7 +29,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, ClassVar, Self, final
 
 import attrs
 
@@ -65,17 +68,22 @@ class SiteMemory(Memory):
     """
 
     site: Mapping[str, Tensor] = attrs.field(factory=dict)
+    velocity: Tensor | None = (
+        None  # [P], of the last change: precision times what it moved the mean
+    )
 
     def pack(self) -> dict[str, Tensor]:
         """Return the tensors by name; those of the site are called ``site.name``."""
         site = {f"site.{name}": tensor for name, tensor in self.site.items()}
-        return Memory(personal=self.personal).pack() | site
+        velocity = {} if self.velocity is None else {"velocity": self.velocity}
+        return Memory(personal=self.personal).pack() | site | velocity
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], family: type[Posterior]) -> Self:
         """Rebuild a memory from what `pack` returned."""
         personal = Memory.unpack(tensors, family).personal
-        return cls(personal=personal, site=within(tensors, "site."))
+        site, velocity = within(tensors, "site."), tensors.get("velocity")
+        return cls(personal=personal, site=site, velocity=velocity)
 
     @classmethod
     def empty(cls, shared: Posterior, personal: Posterior) -> Self:
@@ -94,7 +102,13 @@ class SiteInference(LocalInference):
     tags = frozenset({"conserves-evidence"})
     needs = MappingProxyType({"aggregator": "multiplies-changes", "hyper": "carries-posterior"})
 
-    damping: float = 1.0  # share of a change that is made; a subclass may make it an option
+    # Subclasses may make options of these two: the share of a change that a client makes, and that
+    # of its last change of the mean which it adds.
+    damping: float = 1.0
+    momentum: float = 0.0
+    # Whether only the mean is damped, and not in a client's first reply. Precisions that do not
+    # depend on the mean need no damping.
+    damps_the_mean_alone: ClassVar[bool] = False
 
     @abc.abstractmethod
     def tilt(
@@ -108,47 +122,72 @@ class SiteInference(LocalInference):
 
     def initial_memory(self, problem: Problem) -> dict[str, Tensor]:
         """Return the memory of a client without a site."""
-        return SiteMemory.empty(*self.initial(problem).split(problem.layout)).pack()
+        shared, personal = self.initial(problem).split(problem.layout)
+        empty = SiteMemory.empty(shared, personal)
+        still = torch.zeros_like(shared.mean).double() if self.momentum else None
+        return attrs.evolve(empty, velocity=still).pack()
 
     @final
     def fit(self, problem: Problem, broadcast: Broadcast, cohort: Cohort) -> LocalResult:
         """Fit every client's posterior against its cavity; send the change and keep the site."""
-        family, before = _exponential(broadcast.prior), exact_natural(broadcast.prior)
-        site = SiteMemory.unpack(cohort.memory, family).site
-        cavity, improper = self._cavity(broadcast.prior, site)
-        posterior, loss = self.tilt(problem, broadcast, cohort, self._join(problem, cavity))
+        prior, before = _exponential(broadcast.prior), exact_natural(broadcast.prior)
+        memory = SiteMemory.unpack(cohort.memory, type(prior))
+        site = memory.site
+        cavity, improper = self._cavity(prior, site)
+        posterior, loss = self.tilt(
+            problem, broadcast, cohort, self._join(problem, prior.with_natural(cavity))
+        )
         tilted = posterior.split(problem.layout)[0]
-        after, raised = family.at_least(exact_natural(tilted), cavity, tilted.mean.double())
-        damped = {n: before[n] + self.damping * (t - before[n]) for n, t in after.items()}
+        after, raised = prior.at_least(exact_natural(tilted), cavity, tilted.mean.double())
+        first = _is_empty(site)
+        damped = self._damped(prior, before, after, first)
+        if memory.velocity is not None:
+            damped["shift"] = damped["shift"] + self.momentum * memory.velocity
         changed = _changed(cohort, damped, before, tilted.mean.dtype)
-        sent = _where(changed, _like(family.from_natural(damped), tilted), broadcast.prior)
+        sent = _where(changed, _like(prior.with_natural(damped), tilted), prior)
         # The change as the server will compute it: of what was sent, rounded as it was sent.
         change = {n: t - before[n] for n, t in exact_natural(sent).items()}
         kept = SiteMemory(
             personal=posterior.split(problem.layout)[1],
             site={name: tensor + change[name] for name, tensor in site.items()},
+            velocity=None if memory.velocity is None else _velocity(sent, prior) * ~first[:, None],
         )
         corrected = {CORRECTED: (improper + raised).to(loss.dtype)}
         result = local_result(problem, cohort, posterior, loss, corrected, kept)
         return attrs.evolve(result, posterior=sent)
 
-    def _cavity(self, prior: Posterior, site: Mapping[str, Tensor]) -> tuple[Natural, Tensor]:
+    def _damped(
+        self, prior: ExponentialFamily, before: Natural, after: Natural, first: Tensor
+    ) -> Natural:
+        """Return what a client changes the posterior to ``[K, ...]``, before any momentum.
+
+        `first` ``[K]`` says whose first reply it is.
+        """
+        if self.damps_the_mean_alone:
+            resting = _around(prior.with_natural(after), prior.mean)
+            share = torch.where(first, 1.0, self.damping).double().unsqueeze(-1)
+            return {**after, "shift": torch.lerp(resting, after["shift"], share)}
+        return {n: before[n] + self.damping * (t - before[n]) for n, t in after.items()}
+
+    def _cavity(
+        self, prior: ExponentialFamily, site: Mapping[str, Tensor]
+    ) -> tuple[Natural, Tensor]:
         """Return q / t_k ``[K, ...]``, and in how many directions it was improper ``[K]``.
 
         It holds p0, so only rounding makes it improper: where one client's data outweigh p0 by
         more than the digits of the dtype that travels.
         """
-        family, before = _exponential(prior), exact_natural(prior)
+        before = exact_natural(prior)
         cavity = {name: before[name] - tensor for name, tensor in site.items()}
         least = 4 * torch.finfo(prior.mean.dtype).eps
         bound = {name: (least * t).expand_as(cavity[name]) for name, t in before.items()}
         mean = prior.mean.double().expand(len(next(iter(cavity.values()))), -1)
-        return family.at_least(cavity, bound, mean)
+        return prior.at_least(cavity, bound, mean)
 
-    def _join(self, problem: Problem, cavity: Natural) -> Posterior:
+    def _join(self, problem: Problem, cavity: Posterior) -> Posterior:
         """Return the cavity ``[K, P]`` over all parameters, in the dtype of the problem."""
         first = self.prior(problem)
-        shared = _like(_exponential(first).from_natural(cavity), first)
+        shared = _like(cavity, first)
         if not problem.layout.personal_total:
             return shared
         personal, clients = first.split(problem.layout)[1], len(shared.mean)
@@ -161,9 +200,29 @@ def exact_natural(posterior: Posterior) -> Natural:
     return posterior.map(lambda t: t.double() if t.is_floating_point() else t).natural()
 
 
-def _exponential(posterior: Posterior) -> type[ExponentialFamily]:
+def _is_empty(site: Mapping[str, Tensor]) -> Tensor:
+    """Return which clients ``[K]`` have not contributed yet."""
+    found = [~tensor.flatten(1).any(1) for tensor in site.values()]
+    return torch.stack(found).all(0)
+
+
+def _around(posterior: Posterior, mean: Tensor) -> Tensor:
+    """Return the shift ``[K, P]`` that the posteriors would have with another `mean` ``[P]``."""
+    fields = posterior.pack()
+    moved = posterior.unpack(
+        fields | {"mean": mean.to(fields["mean"].dtype).expand_as(fields["mean"])}
+    )
+    return exact_natural(moved)["shift"]
+
+
+def _velocity(sent: Posterior, prior: Posterior) -> Tensor:
+    """Return precision times the change of the mean ``[K, P]``."""
+    return exact_natural(sent)["shift"] - _around(sent, prior.mean)
+
+
+def _exponential(posterior: Posterior) -> ExponentialFamily:
     assert isinstance(posterior, ExponentialFamily), "a site needs natural parameters"  # noqa: S101
-    return type(posterior)
+    return posterior
 
 
 def _like(posterior: Posterior, other: Posterior) -> Posterior:

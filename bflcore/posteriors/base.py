@@ -39,7 +39,7 @@ class Posterior(Component, abc.ABC):
     # Fields that describe the network's structure and not a parameter: they are equal at every
     # client and in the prior, and fusion does not change them.
     structure: ClassVar[tuple[str, ...]] = ()
-    # Fields ``[..., P, P]``, symmetric and positive definite.
+    # Fields that are symmetric matrices, by default ``[..., P, P]`` and positive definite.
     matrices: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # every family has a mean, as a field or as a property
@@ -51,6 +51,10 @@ class Posterior(Component, abc.ABC):
     def pack(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the tensors ``[..., P]`` by field name, each with `prefix`."""
         return {prefix + name: getattr(self, name) for name in self._fields()}
+
+    def without_structure(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the tensors ``[..., P]`` that a client sends: the server has the structure."""
+        return {prefix + n: t for n, t in self.pack().items() if n not in self.structure}
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], prefix: str = "") -> Self:
@@ -167,16 +171,22 @@ class ExponentialFamily(Posterior):
 
     @abc.abstractmethod
     def natural(self) -> dict[str, Tensor]:
-        """Return the natural parameters by name, each ``[..., P]`` or ``[..., P, P]``."""
+        """Return the natural parameters by name, each ``[..., P]`` or a matrix."""
 
     @classmethod
     @abc.abstractmethod
     def from_natural(cls, natural: Mapping[str, Tensor]) -> Self:
         """Return the posterior ``[..., P]`` with these natural parameters."""
 
-    @classmethod
+    def with_natural(self, natural: Mapping[str, Tensor]) -> Self:
+        """Return the posterior ``[..., P]`` with these natural parameters and the same structure.
+
+        A family whose natural parameters mean something only beside its structure overrides it.
+        """
+        return self.from_natural(natural)
+
     def at_least(
-        cls, factor: Mapping[str, Tensor], least: Mapping[str, Tensor], mean: Tensor
+        self, factor: Mapping[str, Tensor], least: Mapping[str, Tensor], mean: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return `factor` no less precise than `least`, and in how many directions it was ``[K]``.
 

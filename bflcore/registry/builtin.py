@@ -14,7 +14,7 @@ from bflcore.inference.variational import Variational
 from bflcore.methods import FedAvg, FedVI
 from bflcore.models import MODELS
 from bflcore.options import Component
-from bflcore.posteriors import DenseGaussian, Gaussian, Point
+from bflcore.posteriors import DenseGaussian, Gaussian, LowRankGaussian, Point
 from bflcore.problem.calibration import CALIBRATORS
 from bflcore.problem.likelihoods import Categorical, GaussianNoise
 from bflcore.registry.hookspecs import hookimpl
@@ -31,7 +31,7 @@ def bfl_methods() -> Iterator[type[Component]]:
 @hookimpl
 def bfl_posteriors() -> Iterator[type[Component]]:
     """Yield the core's posterior families."""
-    yield from (Point, Gaussian, DenseGaussian)
+    yield from (Point, Gaussian, DenseGaussian, LowRankGaussian)
 
 
 @hookimpl

@@ -148,7 +148,7 @@ def identical_clients_of_equal_weight_divide_their_variance(rule: Aggregator, ca
     one, clients = same.posteriors[0], len(same.weights)
     if isinstance(one, ExponentialFamily) and one.matrices:
         power = {name: clients * tensor for name, tensor in one.natural().items()}
-        close(rule, same, same.fused_by(rule), one.from_natural(power))
+        close(rule, same, same.fused_by(rule), one.with_natural(power))
         return
     expected = Gaussian(one.mean, gaussian(one).variance / clients)
     close(rule, same, same.fused_by(rule), expected)
@@ -249,7 +249,7 @@ def changes_multiply(rule: Aggregator, case: Case) -> None:
         changes = {n: (t - before[n]).sum(0) for n, t in _natural(one.posteriors).items()}
         due = {name: before[name] + change for name, change in changes.items()}
         if all(bool(tensor.isfinite().all()) for tensor in due.values()):  # no variance is 0
-            expected = prior.from_natural(due)
+            expected = prior.with_natural(due)
             close(rule, one, fused, expected.map(lambda t: t.to(prior.mean.dtype)))
 
 

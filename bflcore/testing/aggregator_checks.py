@@ -186,6 +186,4 @@ def _more_certain(posteriors: Posterior, prior: Posterior) -> Posterior:
     if not (isinstance(posteriors, ExponentialFamily) and isinstance(prior, ExponentialFamily)):
         return posteriors
     before = prior.natural()
-    return type(posteriors).from_natural(
-        {n: t + before[n] for n, t in posteriors.natural().items()}
-    )
+    return posteriors.with_natural({n: t + before[n] for n, t in posteriors.natural().items()})

@@ -37,6 +37,7 @@ class ExactSites(SiteInference):
     family = "gaussian"
 
     damping: float = option(1.0, "share of a change that is made", above=0, at_most=1)
+    momentum: float = option(0.0, "share of the last change", at_least=0, below=1)
     prior_mean: float = option(0.2, "mean of the first prior")
     prior_variance: float = option(2.0, "variance of the first prior", above=0)
 

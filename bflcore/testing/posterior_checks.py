@@ -134,7 +134,7 @@ def divergence_is_that_of_the_densities(family: Family) -> None:
 
 
 def natural_parameters_add_up(family: Family) -> None:
-    """``from_natural(q.natural()) == q``; sums of natural parameters are products of densities.
+    """``q.with_natural(q.natural()) == q``; sums of natural parameters are products of densities.
 
     The log density of the product is the sum of the factors', up to a constant.
     """
@@ -142,8 +142,8 @@ def natural_parameters_add_up(family: Family) -> None:
     assert isinstance(q, ExponentialFamily)  # noqa: S101 - for the type checker
     assert isinstance(p, ExponentialFamily)  # noqa: S101
     mine, theirs = q.natural(), p.natural()
-    problems.assert_same(q.from_natural(mine), q, "natural and from_natural", 1e-9)
-    product = q.from_natural({name: tensor + theirs[name] for name, tensor in mine.items()})
+    problems.assert_same(q.with_natural(mine), q, "natural and with_natural", 1e-9)
+    product = q.with_natural({name: tensor + theirs[name] for name, tensor in mine.items()})
     draws = _samples(q[[0]])[:10]
     densities = [_expand(one[[0]], len(draws)).log_density(draws) for one in (product, q, p)]
     gap = densities[0] - densities[1] - densities[2]

@@ -9,10 +9,23 @@ import attrs
 import pytest
 import torch
 
-from bflcore import Average, Broadcast, Equal, Examples, Fixed, Gaussian, Map
+from bflcore import (
+    Average,
+    Broadcast,
+    Continual,
+    Equal,
+    Examples,
+    Fixed,
+    Gaussian,
+    Map,
+    ProductOfChanges,
+    component,
+)
+from bflcore.engines.local import Local
 from bflcore.engines.trust import Standing, TrustRegion, magnitudes
 from bflcore.errors import ClientError
-from bflcore.rounds import Recipe, run_round
+from bflcore.rounds import Recipe, begin, run_round
+from bflcore.testing.conjugate import ExactSites, regression
 from bflcore.testing.problems import Replies, gaussian, reply
 
 SIZE = 6
@@ -255,7 +268,53 @@ def test_whoever_was_refused_stays_out_until_it_was_sound_four_times_as_often():
     assert standing.suspected == {}
 
 
+def settled_then(inference, asked, trust=30.0):
+    """Return the round in which clients are `asked` after 0 to 5 of 9 have settled."""
+    of = regression((30,) * 9, 4, 20.0)
+    recipe = Recipe(inference, ProductOfChanges(), Equal(), Continual())
+    broadcast, standing = begin(recipe, of), Standing()
+    with Local(workers=1).open(of, inference, bins=1) as session:
+        for number in range(61):
+            clients = (0, 1, 2, 3, 4, 5) if number < 60 else asked
+            done = run_round(recipe, session, broadcast, clients, trust=trust, standing=standing)
+            assert number == 60 or not done.dropped
+            broadcast, standing = done.broadcast, done.standing
+    return done
+
+
+def test_a_site_that_comes_when_others_have_settled_is_compared_with_first_replies():
+    done = settled_then(ExactSites(damping=0.5), (0, 1, 2, 3, 7))
+    assert done.dropped == ()
+    assert done.standing.replied == frozenset({0, 1, 2, 3, 4, 5, 7})
+
+
+def test_without_sites_such_a_client_is_refused():
+    @component
+    class Undeclared(ExactSites):
+        """Keeps sites, and does not say so."""
+
+        name, tags = "undeclared", frozenset()
+
+    (refused,) = settled_then(Undeclared(damping=0.5), (0, 1, 2, 3, 7)).dropped
+    assert refused.client == 7
+    assert "times the median" in refused.reason
+
+
+def test_a_first_reply_far_from_other_first_replies_is_refused():
+    first = [honest(client) for client in (1, 2, 3, 4)]
+    region = TrustRegion(SENT, 30.0, sites=True)
+    assert not any(isinstance(one, ClientError) for one in region.admit(first))
+    still = [reply([c], SENT.start.map(lambda t: t[None]), examples=[20 + c]) for c in (1, 2, 3, 4)]
+    sums = honest(1).statistics
+    still = [attrs.evolve(one, statistics=sums) for one in still]
+    later = TrustRegion(SENT, 30.0, region.standing, sites=True)
+    liar, late = attrs.evolve(LIES["the change of its mean is"]), honest(5)
+    found = list(later.admit([*still, liar, late]))
+    assert [one.client for one in found if isinstance(one, ClientError)] == [0]
+    assert later.standing.replied == frozenset({1, 2, 3, 4, 5})
+
+
 def test_a_standing_survives_json():
-    standing = Standing({3: 20}, {1: 2})
+    standing = Standing({3: 20}, {1: 2}, frozenset({3, 1}), {"the change of its mean": (0.5, 2.0)})
     assert Standing.unpack(json.loads(json.dumps(standing.pack()))) == standing
     assert Standing.unpack({}) == Standing()

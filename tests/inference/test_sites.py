@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from bflcore import Continual, Equal, ExponentialFamily, Gaussian, ProductOfChanges, component
+from bflcore import Continual, DenseGaussian, Equal, Gaussian, ProductOfChanges, component
 from bflcore.engines.local import Local
 from bflcore.inference.sites import CORRECTED, SiteMemory, exact_natural
 from bflcore.rounds import Recipe, begin, run_round
@@ -97,6 +97,48 @@ def test_means_are_within_a_tenth_of_a_posterior_deviation(condition, rounds, er
     sd = torch.linalg.inv(full).diagonal().sqrt()
     apart = (run(of, inference, rounds)[0].start.mean - mean) / sd
     assert float(apart.abs().max()) < error
+
+
+def test_momentum_brings_fifty_coefficients_within_a_tenth_of_a_posterior_deviation():
+    of = regression((50,) * 10, 50, 50.0)
+    apart = {}
+    for momentum in (0.0, 0.5):
+        inference = ExactSites(damping=0.5, momentum=momentum)
+        mean, full = pooled(of, inference.initial(of))
+        assert torch.linalg.cond(full) > 40
+        sd = torch.linalg.inv(full).diagonal().sqrt()
+        found = run(of, inference, 50)[0].start
+        apart[momentum] = float(((found.mean - mean) / sd).abs().max())
+        torch.testing.assert_close(1 / found.variance, full.diagonal(), rtol=1e-9, atol=0)
+    assert apart[0.5] < 0.1 < apart[0.0]
+
+
+def test_a_client_adds_a_share_of_its_last_change_of_the_mean():
+    of, inference = regression((8, 8)), ExactSites(damping=0.5, momentum=0.4)
+    sent, group = first_broadcast(inference, of), cohort(of, inference)
+    first = inference.fit(of, sent, group)
+    assert not first.memory["velocity"].any()  # of a first reply
+    sent = attrs.evolve(sent, start=first.posterior[0], prior=first.posterior[0])
+    second = inference.fit(of, sent, attrs.evolve(group, memory=first.memory))
+    moved = second.posterior.mean - sent.prior.mean
+    torch.testing.assert_close(second.memory["velocity"], moved / second.posterior.variance)
+    again = inference.fit(of, sent, attrs.evolve(group, memory=second.memory)).posterior
+    still = dict(second.memory) | {"velocity": torch.zeros(2, 3).double()}
+    plain = inference.fit(of, sent, attrs.evolve(group, memory=still)).posterior
+    torch.testing.assert_close(again.variance, plain.variance)
+    push = (again.mean - plain.mean) / plain.variance
+    torch.testing.assert_close(push, 0.4 * second.memory["velocity"])
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_q_is_the_product_of_prior_and_sites_with_momentum(dtype, error):
+    of, inference = regression(dtype=dtype), ExactSites(damping=0.5, momentum=0.5)
+    generator = torch.Generator().manual_seed(0)
+
+    def asked(number, clients):
+        return tuple(c for c in clients if torch.rand((), generator=generator) < 0.7)
+
+    assert drift(of, inference, *run(of, inference, 60, asked)) < error
 
 
 def test_clients_that_take_turns_converge_without_damping():
@@ -210,7 +252,8 @@ def test_a_precision_matrix_is_raised_only_in_the_directions_that_lack_it():
         "precision": torch.stack([least["precision"][0] + gap, 2 * least["precision"][1]]),
         "shift": normal(2, 4, seed=10),
     }
-    found, raised = ExponentialFamily.at_least(factor, least, mean)
+    any_one = DenseGaussian(mean, least["precision"])
+    found, raised = any_one.at_least(factor, least, mean)
     assert raised.tolist() == [2, 0]
     excess = torch.linalg.eigvalsh(found["precision"][0] - least["precision"][0])
     torch.testing.assert_close(excess, torch.tensor([0.0, 0.0, 0.5, 1.0]).double())

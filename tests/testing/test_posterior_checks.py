@@ -4,7 +4,7 @@ import attrs
 import pytest
 import torch
 
-from bflcore.posteriors import DenseGaussian, Gaussian, Point
+from bflcore.posteriors import DenseGaussian, Gaussian, LowRankGaussian, Point
 from bflcore.testing import checks, posterior_checks
 
 from .verdicts import failing, label, reasons, sentences, wrong
@@ -140,7 +140,7 @@ def test_a_wrong_family_fails_exactly(family, expected):
     assert failing(family) == expected
 
 
-@pytest.mark.parametrize("family", [DenseGaussian, Gaussian, Point])
+@pytest.mark.parametrize("family", [DenseGaussian, Gaussian, LowRankGaussian, Point])
 def test_a_right_family_passes(family):
     assert failing(wrong(family, "Nothing", TENSORS)) == set()
 

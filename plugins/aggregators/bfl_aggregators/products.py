@@ -248,7 +248,7 @@ def _product(
     assert isinstance(prior, ExponentialFamily), "the registry admits no other family"  # noqa: S101
     shared = exact_natural(prior)
     summed = within(total, "natural.")
-    return prior.from_natural({n: power * t - priors * shared[n] for n, t in summed.items()})
+    return prior.with_natural({n: power * t - priors * shared[n] for n, t in summed.items()})
 
 
 def _sum_exactly(weights: Tensor, values: Tensor) -> Tensor:

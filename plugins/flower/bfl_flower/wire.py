@@ -230,9 +230,11 @@ class Task:
         family, examples = type(self.broadcast.start), fields["examples"]
         if type(examples) is not int:
             raise MalformedError(f"examples is {examples!r:.50}, not an integer")
+        known = self.broadcast.start.pack()
+        structure = {f"posterior.{name}": known[name][None] for name in family.structure}
         return LocalResult(
             (self.client,),
-            family.unpack(tensors, "posterior."),
+            family.unpack({**tensors, **structure}, "posterior."),
             torch.tensor([examples]),
             tensors["loss"],
             within(tensors, "statistics."),
@@ -278,7 +280,7 @@ def _nbytes(tensors: Tensors) -> int:
 
 def _of_result(result: LocalResult) -> dict[str, Tensor]:
     return {
-        **result.posterior.pack("posterior."),
+        **result.posterior.without_structure("posterior."),
         "loss": result.loss,
         **{f"statistics.{name}": tensor for name, tensor in result.statistics.items()},
         **{f"memory.{name}": tensor for name, tensor in result.memory.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -29,7 +30,9 @@ from bflcore import (
     Equal,
     Fixed,
     Gaussian,
+    Layout,
     LocalResult,
+    LowRankGaussian,
     Point,
     Variational,
 )
@@ -86,6 +89,18 @@ def test_a_prior_that_is_the_start_travels_once():
 
 def test_a_result_comes_back_as_it_was():
     assert not problems.difference(answered(result()), result())
+
+
+def test_the_basis_of_a_family_does_not_travel_back():
+    layout = Layout.of(torch.nn.Linear(2, 2))
+    start, sent = (
+        LowRankGaussian.arbitrary(layout, 1, problems.generator(seed)) for seed in (0, 1)
+    )
+    of = Task(FIT, 2, Broadcast(3, start[0], start[0]), {})
+    one = attrs.evolve(result(), posterior=sent)
+    content = of.answer([one])
+    assert "posterior.basis" not in content.array_records["tensors"]
+    assert not problems.difference(of.read(content)[0], one)
 
 
 @pytest.mark.parametrize("shared", [None, {"examples": torch.tensor(3), "nll": torch.tensor(2.0)}])

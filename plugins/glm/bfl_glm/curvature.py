@@ -11,6 +11,7 @@ Hessian X^T W X (McCullagh & Nelder 1989, section 2.5).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["Expansion", "expand", "loss"]
+__all__ = ["Expansion", "Piece", "expand", "loss", "pieces"]
 
 NUMBERS = 4_000_000  # of the Jacobians that are in memory at a time
 
@@ -53,14 +54,52 @@ def loss(problem: Problem, weights: Tensor, x: Tensor, y: Tensor) -> float:
 
 
 def expand(problem: Problem, weights: Tensor, x: Tensor, y: Tensor) -> Expansion:
-    """Expand the negative log likelihood of samples ``[N, ...]`` around `weights` ``[P]``.
+    """Expand the negative log likelihood of samples ``[N, ...]`` around `weights` ``[P]``."""
+    size = len(weights)
+    gradient, curvature = weights.new_zeros(size), weights.new_zeros(size, size)
+    total = 0.0
+    for piece in pieces(problem, weights, x, y):
+        flat = piece.jacobian.flatten(0, 1)
+        total += piece.loss
+        gradient += piece.gradient()
+        curvature += flat.T @ (piece.bend @ piece.jacobian).flatten(0, 1)
+    return Expansion(total, gradient, (curvature + curvature.T) / 2)
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Some samples' derivatives, in float64.
+
+    `loss` is their sum in nats, `jacobian` ``[n, C, P]`` that of the outputs by the weights;
+    `slope` ``[n, C]`` and `bend` ``[n, C, C]`` are the loss's derivatives by the outputs.
+    """
+
+    loss: float
+    jacobian: Tensor
+    slope: Tensor
+    bend: Tensor
+
+    def gradient(self) -> Tensor:
+        """Return the gradient of the samples' loss ``[P]``."""
+        return self.jacobian.flatten(0, 1).T @ self.slope.flatten()
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """Return the samples' curvature times `vectors` ``[P, M]``."""
+        flat = self.jacobian.flatten(0, 1)
+        rows = (flat @ vectors).unflatten(0, self.slope.shape)
+        found: Tensor = flat.T @ (self.bend @ rows).flatten(0, 1)
+        return found
+
+
+def pieces(
+    problem: Problem, weights: Tensor, x: Tensor, y: Tensor, numbers: int = NUMBERS
+) -> Iterator[Piece]:
+    """Yield the derivatives of samples ``[N, ...]`` at `weights` ``[P]``, as memory allows.
 
     Negative curvatures of a sample's loss by its outputs, which a likelihood with heavy tails has,
     count as zero.
     """
-    size = len(weights)
-    gradient, curvature = weights.new_zeros(size), weights.new_zeros(size, size)
-    total, first = 0.0, 0
+    first = 0
     network, likelihood, layout = problem.network, problem.likelihood, problem.layout
 
     def outputs(vector: Tensor, sample: Tensor) -> Tensor:
@@ -75,18 +114,15 @@ def expand(problem: Problem, weights: Tensor, x: Tensor, y: Tensor) -> Expansion
     while first < len(x):
         with torch.no_grad():
             made = problem.forward(weights[None], x[None, first : first + 1])[0]
-        rows = slice(first, first + max(1, NUMBERS // (made.numel() * size)))
+        rows = slice(first, first + max(1, numbers // (made.numel() * len(weights))))
         first = rows.stop
         jacobian = torch.func.vmap(torch.func.jacrev(outputs), (None, 0))(weights, x[rows])
         with torch.no_grad():
             made = problem.forward(weights[None], x[None, rows])[0]
-            total += float(likelihood.nll(made, y[rows]).sum())
-        slope = torch.func.vmap(torch.func.grad(nll))(made, y[rows])  # [n, C]
-        bend = _positive(torch.func.vmap(bends)(made, y[rows]))  # [n, C, C]
-        flat = jacobian.flatten(0, 1)
-        gradient += flat.T @ slope.flatten()
-        curvature += flat.T @ (bend @ jacobian).flatten(0, 1)
-    return Expansion(total, gradient, (curvature + curvature.T) / 2)
+            total = float(likelihood.nll(made, y[rows]).sum())
+        slope = torch.func.vmap(torch.func.grad(nll))(made, y[rows])
+        bend = _positive(torch.func.vmap(bends)(made, y[rows]))
+        yield Piece(total, jacobian, slope, bend)
 
 
 def _positive(matrices: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bfl_glm.likelihoods import Bernoulli, Poisson, StudentT
+from bfl_glm.low_rank import LowRankLaplace
 from bfl_glm.sites import Laplace, LinearGaussian
 from bflcore import Continual, Method, ProductOfChanges, hookimpl
 from bflcore.models import Linear
@@ -40,8 +41,8 @@ def bfl_likelihoods() -> Iterator[type[Likelihood]]:
 
 @hookimpl
 def bfl_inferences() -> Iterator[type[LocalInference]]:
-    """Yield the exact inference of linear models and Laplace's approximation."""
-    yield from (LinearGaussian, Laplace)
+    """Yield the exact inference of linear models, and Laplace's approximations."""
+    yield from (LinearGaussian, Laplace, LowRankLaplace)
 
 
 @hookimpl

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from bfl_glm import newton
 from bfl_glm.curvature import Expansion, expand, loss
 from bfl_glm.design import check_columns, is_linear
 from bfl_glm.noise import PRODUCTS, products, with_estimated_noise
@@ -30,23 +32,70 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["DenseSites", "Laplace", "LinearGaussian"]
-
-# Of the loss in nats: less than it is a difference of rounding.
-ROUNDING = 1e-9
-STEPS = 100  # to a client's own mode
-HALVINGS = 60  # of a step: beyond, even float64 cannot tell it from none
+__all__ = ["DenseSites", "Laplace", "LinearGaussian", "QuadraticSites"]
 
 
 @component
-class DenseSites(SiteInference):
-    """Base of inferences whose sites have a precision matrix; subclasses define `quadratic`."""
+class QuadraticSites(SiteInference):
+    """Base of inferences that replace each client's loss by a quadratic.
 
-    family = "dense-gaussian"
+    Subclasses define `prior` and `posterior_of`.
+    """
 
     prior_sigma: float = option(
         10.0, "standard deviation of the zero-mean prior of every parameter", above=0
     )
+    predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
+
+    def initial(self, problem: Problem) -> Posterior:
+        """Return the prior's precision around the network's initialisation ``[P]``."""
+        prior = self.prior(problem)
+        return prior.unpack(prior.pack() | {"mean": problem.initial})
+
+    def tilt(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, cavity: Posterior
+    ) -> tuple[Posterior, Tensor]:
+        """Return each client's posterior ``[K, P]``, and its mean loss where it was expanded."""
+        start = join_personal(problem, broadcast.start, cohort).mean
+        problem = with_estimated_noise(problem)
+        found = []
+        for row, size in enumerate(cohort.sizes):
+            x, y = cohort.x[row, :size].double(), cohort.y[row, :size]
+            y = y.double() if y.is_floating_point() else y
+            exact = cavity[row].map(lambda t: t.double())
+            found.append(self.posterior_of(problem, start[row].double(), x, y, exact))
+        packed = [one.pack() for one, _ in found]
+        fields = {n: torch.stack([one[n] for one in packed]).to(start.dtype) for n in packed[0]}
+        return cavity.unpack(fields), start.new_tensor([mean for _, mean in found])
+
+    @abc.abstractmethod
+    def posterior_of(
+        self, problem: Problem, start: Tensor, x: Tensor, y: Tensor, cavity: Any
+    ) -> tuple[Posterior, float]:
+        """Return one client's posterior ``[P]`` in float64, and its mean loss in nats per sample.
+
+        `start` ``[P]`` is the mean of the posterior that all clients agree on; `x` ``[N, ...]``,
+        `y` ``[N]`` or ``[N, T]``.
+        """
+
+    def predict(
+        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
+    ) -> Predictive:
+        """Average over `predict_draws` parameter draws, the same for all samples of a client."""
+        whole = client_posterior(problem, broadcast, cohort)
+        shape = (len(whole.mean), self.predict_draws, problem.layout.total)
+        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
+        draws = torch.stack([whole[row].sample(one) for row, one in enumerate(noise)])
+        likelihood = with_estimated_noise(problem).likelihood
+        return likelihood.predictive(problem.outputs(draws, x))
+
+
+@component
+class DenseSites(QuadraticSites):
+    """Base of inferences whose sites have a precision matrix."""
+
+    family = "dense-gaussian"
+
     collinear: str = option(
         "refuse",
         "columns that are combinations of others: refused, or allowed (the prior decides)",
@@ -58,7 +107,6 @@ class DenseSites(SiteInference):
         "pooled least-squares fit (for linear models)",
         choices=("likelihood", "estimated"),
     )
-    predict_draws: int = option(50, "parameter draws averaged per prediction (S)", at_least=1)
 
     def check(self, problem: Problem) -> None:
         """Raise `OptionError` for too many parameters, or columns that determine each other."""
@@ -83,50 +131,6 @@ class DenseSites(SiteInference):
         """Return N(0, prior_sigma^2) ``[P]``."""
         eye = torch.diag(torch.full_like(problem.initial, self.prior_sigma**-2))
         return DenseGaussian(torch.zeros_like(problem.initial), eye)
-
-    def initial(self, problem: Problem) -> DenseGaussian:
-        """Return the prior's precision around the network's initialisation ``[P]``."""
-        return DenseGaussian(problem.initial, self.prior(problem).precision)
-
-    def tilt(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, cavity: Posterior
-    ) -> tuple[Posterior, Tensor]:
-        """Return each client's posterior ``[K, P]``, and its mean loss where it was expanded."""
-        assert isinstance(cavity, DenseGaussian), "the registry admits no other family"  # noqa: S101
-        start = join_personal(problem, broadcast.start, cohort).mean
-        problem = with_estimated_noise(problem)
-        found = []
-        for row, size in enumerate(cohort.sizes):
-            x, y = cohort.x[row, :size].double(), cohort.y[row, :size]
-            y = y.double() if y.is_floating_point() else y
-            found.append(self.posterior_of(problem, start[row].double(), x, y, cavity[row]))
-        dtype = problem.initial.dtype
-        posteriors = DenseGaussian(
-            torch.stack([one.mean for one, _ in found]).to(dtype),
-            torch.stack([one.precision for one, _ in found]).to(dtype),
-        )
-        return posteriors, start.new_tensor([mean for _, mean in found])
-
-    @abc.abstractmethod
-    def posterior_of(
-        self, problem: Problem, start: Tensor, x: Tensor, y: Tensor, cavity: DenseGaussian
-    ) -> tuple[DenseGaussian, float]:
-        """Return one client's posterior ``[P]`` in float64, and its mean loss in nats per sample.
-
-        `start` ``[P]`` is the mean of the posterior that all clients agree on; `x` ``[N, ...]``,
-        `y` ``[N]`` or ``[N, T]``.
-        """
-
-    def predict(
-        self, problem: Problem, broadcast: Broadcast, cohort: Cohort, x: Tensor
-    ) -> Predictive:
-        """Average over `predict_draws` parameter draws, the same for all samples of a client."""
-        whole = client_posterior(problem, broadcast, cohort)
-        shape = (len(whole.mean), self.predict_draws, problem.layout.total)
-        noise = Noise(cohort.streams("predict")).fill(whole.mean.new_empty(shape))
-        draws = torch.stack([whole[row].sample(one) for row, one in enumerate(noise)])
-        likelihood = with_estimated_noise(problem).likelihood
-        return likelihood.predictive(problem.outputs(draws, x))
 
 
 @component
@@ -183,29 +187,14 @@ class Laplace(DenseSites):
         self, problem: Problem, start: Tensor, x: Tensor, y: Tensor, cavity: DenseGaussian
     ) -> tuple[DenseGaussian, float]:
         """Return the Gaussian ``[P]`` of the client's expanded loss, and its loss at the start."""
-
-        def objective(weights: Tensor) -> float:
-            return loss(problem, weights, x, y) + _penalty(weights, cavity)
-
-        around, point = expand(problem, start, x, y), start
-        mean, highest = around.loss / max(1, len(x)), objective(start)
-        found = _updated(around, point, cavity)
-        if objective(found.mean) <= highest + ROUNDING * (1 + abs(highest)):
-            return found, mean
-        for _ in range(STEPS):  # Newton's method with halved steps, to the client's own mode
-            step = found.mean - point
-            for _ in range(HALVINGS):
-                if objective(point + step) <= highest:
-                    break
-                step = step / 2
-            gained = highest - objective(point + step)
-            if not gained > ROUNDING * (1 + abs(highest)):  # nor if it is not a number
-                break
-            point = point + step
-            highest -= gained
-            around = expand(problem, point, x, y)
-            found = _updated(around, point, cavity)
-        return found, mean
+        return newton.posterior_of(
+            start,
+            len(x),
+            partial(loss, problem, x=x, y=y),
+            partial(_penalty, cavity=cavity),
+            partial(expand, problem, x=x, y=y),
+            partial(_updated, cavity=cavity),
+        )
 
 
 def _updated(around: Expansion, start: Tensor, cavity: DenseGaussian) -> DenseGaussian:

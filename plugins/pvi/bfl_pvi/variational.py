@@ -46,6 +46,12 @@ class VariationalSites(SiteInference, VariationalInference):
     damping: float = option(
         1.0, "share of its change that a client makes per round (rho)", above=0, at_most=1
     )
+    momentum: float = option(
+        0.0,
+        "share of its last change of the mean that a client adds (with all clients per round)",
+        at_least=0,
+        below=1,
+    )
     alpha: float = option(
         1.0,
         "order of Renyi's divergence from the cavity (1 = Kullback-Leibler)",
