@@ -39,7 +39,7 @@ class Found:
 
 @attrs.frozen
 class Benchmark:
-    """A setting, with the methods, shifts and seeds that are asked for; runs are kept in `folder`."""
+    """A setting with the methods, shifts and seeds asked for; runs are kept in `folder`."""
 
     setting: Setting
     methods: tuple[str, ...]
@@ -84,19 +84,14 @@ class Benchmark:
     def _score(self, trial: Trial, scores: dict[tuple[str, str, int], Scored]) -> str:
         """Add the scores of one run; return why it has none, or an empty text."""
         training, method = named(trial.cell)
-        run = run_folder(trial.cell, trial.seed)
-        file = self.folder / "scores" / f"{run}.json"
+        run, seed = run_folder(trial.cell, trial.seed), trial.seed
+        path, file = self.folder / "runs" / run, self.folder / "scores" / f"{run}.json"
+        shifts = self.of(training)
         try:
-            scores[training, method, trial.seed] = scoring.score_once(
-                self.folder / "runs" / run,
-                file,
-                self.setting,
-                training,
-                trial.seed,
-                self.of(training),
-            )
+            found = scoring.score_once(path, file, self.setting, training, seed, shifts)
         except BflError as error:
             return str(error)
+        scores[training, method, seed] = found
         return ""
 
 

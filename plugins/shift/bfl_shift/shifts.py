@@ -1,7 +1,7 @@
 """Shifts: how the samples that clients are asked about differ from those that they trained on.
 
-Every draw belongs to ``(seed, client, shift)``: a client is shifted in the same way for all methods,
-whichever other shifts are evaluated.
+Every draw belongs to ``(seed, client, shift)``: a client is shifted in the same way for all
+methods, whichever other shifts are evaluated.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ def shifts_of(setting: Setting) -> dict[str, Shift]:
         Shift("rotation", CLEAN, "each client's images turned by 15 to 45 degrees", rotated),
         Shift("blur", CLEAN, "each client's images blurred", blurred),
         Shift("label-noise", NOISY, "30 % of the training labels are wrong"),
-        Shift(
-            "prior-shift", CLEAN, "all classes equally often, also those never seen", prior_shifted
-        ),
+        Shift("prior-shift", CLEAN, "all classes equally often, also the unseen", prior_shifted),
         *(
             Shift(name, training, _foreign_summary(setting, training, data), foreign=data)
             for name, (training, data) in setting.foreign.items()
