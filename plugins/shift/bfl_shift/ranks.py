@@ -1,0 +1,126 @@
+"""Ranks of methods: by shift and overall, how stable they are, and which differences are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import combinations
+
+import numpy as np
+from scipy.stats import kendalltau, rankdata, t
+
+from bfl_shift.scores import BETTER
+from bfl_shift.settings import APART
+from bfl_shift.shifts import REFERENCE
+from bfl_shift.table import Table
+
+__all__ = [
+    "agreement",
+    "best_group",
+    "interval_of_ranks",
+    "overall",
+    "paired_interval",
+    "primary",
+    "ranks",
+]
+
+LEVEL = 0.95
+Ranks = dict[str, dict[int, float]]  # by method and seed
+
+
+def primary(table: Table, shift: str) -> str:
+    """Return the score that a shift is ranked by: a proper one, or AUROC for foreign samples."""
+    return "auroc" if table.is_foreign(shift) else "nll"
+
+
+def ranks(table: Table, shift: str) -> Ranks:
+    """Return the rank of each method under a shift, seed by seed: 1 is best, ties share a rank.
+
+    Methods that are not federated are left out.
+    """
+    score = primary(table, shift)
+    found = {m: v for m, v in table.values(shift, score).items() if m not in APART}
+    result: Ranks = {method: {} for method in found}
+    for seed in table.seeds:
+        have = [method for method in found if seed in found[method]]
+        places = rankdata([-BETTER[score] * found[method][seed] for method in have])
+        for method, place in zip(have, places, strict=True):
+            result[method][seed] = float(place)
+    return result
+
+
+def overall(table: Table) -> Ranks:
+    """Return the mean rank of each method over the shifts, seed by seed, the reference left out.
+
+    Only where a method has a rank under every shift.
+    """
+    shifts = [name for name in table.shifts if name != REFERENCE] or [*table.shifts]
+    found = [ranks(table, shift) for shift in shifts]
+    methods = [method for method in found[0] if all(method in one for one in found)]
+    means = {
+        method: {
+            seed: float(np.mean([one[method][seed] for one in found]))
+            for seed in table.seeds
+            if all(seed in one[method] for one in found)
+        }
+        for method in methods
+    }
+    kept = {method: values for method, values in means.items() if values}
+    return dict(sorted(kept.items(), key=lambda item: (np.mean([*item[1].values()]), item[0])))
+
+
+def interval_of_ranks(places: Ranks) -> dict[str, tuple[int, int]]:
+    """Return each method's best and worst place over the seeds, by order of `places`."""
+    found: dict[str, list[float]] = {method: [] for method in places}
+    for seed in sorted({seed for values in places.values() for seed in values}):
+        have = [method for method in places if seed in places[method]]
+        order = rankdata([places[method][seed] for method in have], method="min")
+        for method, place in zip(have, order, strict=True):
+            found[method].append(place)
+    return {method: (int(min(values)), int(max(values))) for method, values in found.items()}
+
+
+def agreement(places: Ranks) -> float | None:
+    """Return Kendall's tau-b between two seeds' ranks, mean over all pairs of seeds.
+
+    1 if all seeds order the methods equally, 0 if one says nothing about another; None with fewer
+    than two seeds or methods (Kendall 1945).
+    """
+    seeds = sorted({seed for values in places.values() for seed in values})
+    found = []
+    for first, second in combinations(seeds, 2):
+        both = [v for v in places.values() if first in v and second in v]
+        if len(both) > 1:
+            tau = kendalltau([v[first] for v in both], [v[second] for v in both]).statistic
+            found.append(float(tau))
+    return float(np.mean(found)) if found and not any(map(math.isnan, found)) else None
+
+
+def paired_interval(
+    left: Mapping[int, float], right: Mapping[int, float]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean difference over the seeds that both have.
+
+    Student's t with a seed as the unit of replication; None with fewer than two seeds.
+    """
+    found = np.array([left[seed] - right[seed] for seed in left if seed in right])
+    if len(found) < 2:
+        return None
+    reach = t.ppf(0.5 + LEVEL / 2, len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found))
+    return float(found.mean() - reach), float(found.mean() + reach)
+
+
+def best_group(table: Table, shift: str) -> tuple[str, ...]:
+    """Return the method with the best mean under a shift, then those not distinguishable from it.
+
+    The interval of the paired difference contains 0, or there are too few seeds for one.
+    """
+    score = primary(table, shift)
+    found = {m: v for m, v in table.values(shift, score).items() if m not in APART}
+    most = max(len(values) for values in found.values())
+    whole = {method: values for method, values in found.items() if len(values) == most}
+    means = {method: float(np.mean([*values.values()])) for method, values in whole.items()}
+    order = sorted(means, key=lambda method: (-BETTER[score] * means[method], method))
+    intervals = {m: paired_interval(whole[m], whole[order[0]]) for m in order[1:]}
+    near = [m for m, i in intervals.items() if i is None or i[0] <= 0 <= i[1]]
+    return order[0], *near
