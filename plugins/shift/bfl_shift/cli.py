@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from bfl_shift import settings
 from bflcore.errors import RunError, unknown
 from bflcore.lazy import lazy
 from bflcore.studies.cells import seeds_of
@@ -16,7 +17,6 @@ benchmark: Any = lazy("bfl_shift.benchmark")
 pages: Any = lazy("bfl_shift.page")
 pictures: Any = lazy("bfl_shift.picture")
 repeating: Any = lazy("bfl_shift.rerun")
-settings: Any = lazy("bfl_shift.settings")
 shifts: Any = lazy("bfl_shift.shifts")
 tables: Any = lazy("bfl_shift.table")
 

@@ -21,7 +21,7 @@ from bflcore.experiments.integrity import digest_of, read_json, write_json
 from bflcore.files import make_folder
 from bflcore.registry.loading import load_registry
 
-__all__ = ["Scored", "data_set", "digest", "score", "score_once", "tests_of"]
+__all__ = ["Scored", "data_set", "digest", "held_out", "score", "score_once"]
 
 Array = Any  # of numpy
 Scored = dict[str, Any]  # by shift: {"clients": {number: scores}, "pooled": scores}
@@ -51,7 +51,7 @@ def score(
     """Return the scores of a finished run by shift: of each client, and pooled over samples."""
     run = bflcore.load(path)
     data = data_set(setting.data_of(training))
-    tests = tests_of(path, data)
+    tests = held_out(path, data)
     novel = len(run.clients) - int(setting.flags["novel_clients"])
     models = [run.client(client) for client in run.clients]
     trained = {number: one for number, one in tests.items() if number < novel}
@@ -86,7 +86,7 @@ def digest(scores: Any) -> str:
     return digest_of(scores)[:16]
 
 
-def tests_of(path: Path, data: Dataset) -> dict[int, Samples]:
+def held_out(path: Path, data: Dataset) -> dict[int, Samples]:
     """Return the test samples of a run's clients, by number; those without are left out."""
     rows = Partition.load(path / "partition.npz").test
     found = {n: Samples(data.x[own], np.asarray(data.y)[own]) for n, own in enumerate(rows)}
