@@ -80,7 +80,7 @@ def rotated(tests: Tests, client: int, rng: np.random.Generator) -> Samples:
     """Turn a client's images by one angle of 15 to 45 degrees, to either side (bilinear)."""
     angle = rng.uniform(*ANGLES) * rng.choice([-1.0, 1.0])
     own = tests[client]
-    x = ndimage.rotate(own.x, angle, axes=(3, 2), reshape=False, order=1)
+    x = ndimage.rotate(own.x, angle, axes=(2, 3), reshape=False, order=1)
     return Samples(np.clip(x, 0, 1), own.y)
 
 
