@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -32,12 +33,15 @@ class Row:
     deviation: float | None
     difference: Difference | None = None
     p: float | None = None
+    baseline: bool = False
 
     @property
     def verdict(self) -> str:
         """Say whether the cell is better or worse, as far as that can be told."""
+        if self.baseline:
+            return "baseline"
         if self.difference is None:
-            return ""
+            return "no pairs"
         if self.p is None:
             return "one pair: not known"
         if self.p >= SIGNIFICANT:
@@ -55,15 +59,27 @@ class Comparison:
     rows: tuple[Row, ...]
     left_out: tuple[str, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values, with what they mean."""
+        rows = [{**attrs.asdict(row), "verdict": row.verdict} for row in self.rows]
+        return {
+            "against": self.against,
+            "over": self.over,
+            "rows": rows,
+            "left_out": list(self.left_out),
+            "meaning": self.meaning,
+        }
+
     @property
     def meaning(self) -> str:
         """Say what the columns are."""
         compared = {row.cell for row in self.rows if row.difference is not None}
         unit = {
-            "seeds": "the unit of replication is the seed (data, partition and training are drawn "
-            "anew)",
+            "seeds": "the unit of replication is the seed, which decides partition, initial values "
+            "and training",
             "clients": "the unit of replication is the client, within seeds: what is said holds "
-            "for clients of these very runs, not for another training",
+            "for the clients of these very runs, not for another training; no pairs: other data or "
+            "another partition",
         }[self.over]
         text = (
             "Mean and deviation are over seeds. Differences are paired, with 95 % confidence "
@@ -130,7 +146,8 @@ def _rows(groups: Groups, against: str, metric: str, over: str, statistic: str) 
             found = _over_seeds(trials, base, metric, statistic)
         elif cell != against:
             found = _over_clients(trials, base, metric)
-        rows.append(Row(metric, cell, len(values), mean(values), deviation(values), found))
+        numbers = len(values), mean(values), deviation(values)
+        rows.append(Row(metric, cell, *numbers, found, baseline=cell == against))
     tested = [i for i, row in enumerate(rows) if row.difference and row.difference.p is not None]
     adjusted = holm([rows[i].difference.p for i in tested])  # type: ignore[union-attr,misc]
     for i, p in zip(tested, adjusted, strict=True):

@@ -21,7 +21,7 @@ from bflcore.experiments.environment import MAY_CHANGE
 from bflcore.files import make_folder, write_text, writing
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell, check_cells
-from bflcore.studies.results import Results, collect, run_folder, write_study
+from bflcore.studies.results import SETTINGS, Results, collect, run_folder, write_study
 from bflcore.studies.sources import source_digests
 from bflcore.studies.worker import Task
 from bflcore.studies.workers import run_tasks
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from bflcore.experiments.resolve import Experiment
 
 __all__ = ["Standing", "execute", "resolve_cells"]
-
-SETTINGS = "cell.toml"  # what a cell's runs were asked to be
 
 
 @attrs.frozen

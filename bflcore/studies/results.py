@@ -19,6 +19,7 @@ from bflcore.studies.trials import Trial, final_metrics, values_of
 
 __all__ = [
     "FILE",
+    "SETTINGS",
     "STUDY",
     "Results",
     "Trial",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 FILE = "results.json"
+SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
 STUDY = "study.json"  # cells and seeds of a study that has begun
 APART = ("run", "digest", "fingerprints", "warnings", "forced")  # of one run alone
 

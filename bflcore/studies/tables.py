@@ -18,6 +18,7 @@ __all__ = ["FORMATS", "comparison_rows", "csv_text", "formatted", "overview", "r
 
 FORMATS = ("table", "markdown", "csv", "latex")
 DIGITS = 4
+TEXT = ("cell", "metric", "verdict")  # columns that are not numbers
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -69,25 +70,27 @@ def comparison_rows(found: Comparison, *, rounded: bool = True) -> Cells:
         pairs = difference.n if difference else None
         head = {"metric": row.metric, "cell": row.cell, "n": row.n}
         shown_as = {k: _rounded(k, v) for k, v in numbers.items()} if rounded else numbers
-        rows.append({**head, **shown_as, "pairs": pairs, "verdict": row.verdict or None})
+        rows.append({**head, **shown_as, "pairs": pairs, "verdict": row.verdict})
     return rows
 
 
 def formatted(rows: Sequence[Mapping[str, Any]], form: str, note: str = "") -> str:
-    """Return a table as ``markdown``, ``csv`` or ``latex``, with a note below; CSV has none.
+    """Return a table in one of `FORMATS`, with a note below; CSV has none.
 
     Columns that are empty throughout are left out. Raises `OptionError` for another format.
     """
     if form == "csv":
         return csv_text(rows)
     columns, cells = _filled(rows)
+    if form == "table":
+        return "\n".join([*_aligned([columns, *cells]), *([note] if note else [])]) + "\n"
     if form == "markdown":
         lines = [columns, ["---"] * len(columns), *cells]
         escaped = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
         text = "".join(f"| {line} |\n" for line in escaped)
         return f"{text}\n{note}\n" if note else text
     if form == "latex":
-        text = "l" + "r" * (len(columns) - 1)
+        text = "".join("l" if name in TEXT else "r" for name in columns)
         head, *body = (" & ".join(map(_latex, line)) + r" \\" for line in (columns, *cells))
         begin = [f"\\begin{{tabular}}{{{text}}}", r"\hline", head, r"\hline"]
         after = [f"% {note}"] if note else []
@@ -130,6 +133,14 @@ def _filled(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str
     columns = [name for name in names if any(row.get(name) is not None for row in rows)]
     cells = [[plain("" if row.get(n) is None else row[n]) for n in columns] for row in rows]
     return columns, cells
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def _latex(text: str) -> str:
