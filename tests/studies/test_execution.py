@@ -171,8 +171,8 @@ sys.path.insert(0, sys.argv[2])
 from quick import cell
 from bflcore.studies.execution import execute
 # No guard: a worker process does not import this file again.
-cells = [cell("a", flags={"rounds": 40}), cell("b", "fedvi", {"rounds": 40})]
-execute(cells, (0, 1), Path(sys.argv[1]), jobs=2)
+cells = [cell("a", flags={"rounds": 12}), cell("b", "fedvi", {"rounds": 12})]
+execute(cells, (0,), Path(sys.argv[1]), jobs=2)
 """
 
 
@@ -198,7 +198,7 @@ def children(pid):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 def test_a_study_that_was_killed_goes_on_to_the_same_results(tmp_path):
-    cells = [cell("a", flags={"rounds": 40}), cell("b", "fedvi", {"rounds": 40})]
+    cells = [cell("a", flags={"rounds": 12}), cell("b", "fedvi", {"rounds": 12})]
     cut = tmp_path / "cut"
     process = started(tmp_path)
     wait_for(lambda: len([*cut.glob("*/seed-*/checkpoint/*.safetensors")]) > 1, process)
@@ -212,9 +212,9 @@ def test_a_study_that_was_killed_goes_on_to_the_same_results(tmp_path):
         time.sleep(0.02)
     assert len(workers) == 2
     assert not (cut / "results.json").exists()
-    assert len([*cut.glob("*/seed-*/summary.json")]) < 4
-    execute(cells, (0, 1), cut, jobs=2)
-    execute(cells, (0, 1), tmp_path / "whole", jobs=2)
+    assert len([*cut.glob("*/seed-*/summary.json")]) < 2
+    execute(cells, (0,), cut, jobs=2)
+    execute(cells, (0,), tmp_path / "whole", jobs=2)
     assert without_seconds(cut) == without_seconds(tmp_path / "whole")
 
 
