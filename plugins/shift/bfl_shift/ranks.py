@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
-from scipy.stats import kendalltau, rankdata, t
+from scipy.stats import kendalltau, rankdata
 
 from bfl_shift.scores import BETTER
 from bfl_shift.settings import APART
 from bfl_shift.shifts import REFERENCE
 from bfl_shift.table import Table
+from bflcore.studies.statistics import paired
 
 __all__ = [
     "agreement",
     "best_group",
     "interval_of_ranks",
     "overall",
-    "paired_interval",
     "primary",
     "ranks",
 ]
 
-LEVEL = 0.95
 Ranks = dict[str, dict[int, float]]  # by method and seed
 
 
@@ -96,24 +94,11 @@ def agreement(places: Ranks) -> float | None:
     return float(np.mean(found)) if found and not any(map(math.isnan, found)) else None
 
 
-def paired_interval(
-    left: Mapping[int, float], right: Mapping[int, float]
-) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean difference over the seeds that both have.
-
-    Student's t with a seed as the unit of replication; None with fewer than two seeds.
-    """
-    found = np.array([left[seed] - right[seed] for seed in left if seed in right])
-    if len(found) < 2:
-        return None
-    reach = t.ppf(0.5 + LEVEL / 2, len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found))
-    return float(found.mean() - reach), float(found.mean() + reach)
-
-
 def best_group(table: Table, shift: str) -> tuple[str, ...]:
     """Return the method with the best mean under a shift, then those not distinguishable from it.
 
-    The interval of the paired difference contains 0, or there are too few seeds for one.
+    The 95 % interval of the paired difference (Student's t, a seed is the unit of replication)
+    contains 0, or there are too few seeds for one.
     """
     score = primary(table, shift)
     found = {m: v for m, v in table.values(shift, score).items() if m not in APART}
@@ -121,6 +106,11 @@ def best_group(table: Table, shift: str) -> tuple[str, ...]:
     whole = {method: values for method, values in found.items() if len(values) == most}
     means = {method: float(np.mean([*values.values()])) for method, values in whole.items()}
     order = sorted(means, key=lambda method: (-BETTER[score] * means[method], method))
-    intervals = {m: paired_interval(whole[m], whole[order[0]]) for m in order[1:]}
-    near = [m for m, i in intervals.items() if i is None or i[0] <= 0 <= i[1]]
+    best, near = whole[order[0]], []
+    for method in order[1:]:
+        mine = whole[method]
+        difference = paired([mine[seed] - best[seed] for seed in best if seed in mine])
+        low, high = difference.low, difference.high
+        if low is None or high is None or low <= 0 <= high:
+            near.append(method)
     return order[0], *near
