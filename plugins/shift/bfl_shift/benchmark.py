@@ -54,7 +54,7 @@ class Benchmark:
         return [cell_of(self.setting, t, m) for t in trainings for m in self.methods]
 
     def of(self, training: str) -> tuple[Shift, ...]:
-        """Return the shifts that test one training."""
+        """Return the shifts of one training."""
         return tuple(shift for shift in self.shifts if shift.training == training)
 
     def execute(self, jobs: int | None, say: Say) -> Found:

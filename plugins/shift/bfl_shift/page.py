@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bfl_shift.ranks import agreement, best_group, interval_of_ranks, overall, primary, ranks
+from bfl_shift.ranks import (
+    agreement,
+    best_group,
+    interval_of_ranks,
+    likeness,
+    overall,
+    primary,
+    ranks,
+)
 from bfl_shift.settings import ALONE, APART, LEFT_OUT, SETTINGS
 from bfl_shift.shifts import REFERENCE, shifts_of
 from bfl_shift.table import FOREIGN, Table
@@ -171,20 +179,26 @@ def _scores(table: Table, shift: str) -> str:
 
 
 def _stability(table: Table) -> str:
-    rows = [["shift", "ranked by", "best", "not distinguishable from it", "Kendall's tau"]]
+    head = ["shift", "ranked by", "best", "not distinguishable from it", "tau of seeds"]
+    rows = [[*head, "tau with the reference"]]
     for shift in table.shifts:
         best, *near = best_group(table, shift)
-        tau = agreement(ranks(table, shift))
+        taus = agreement(ranks(table, shift)), likeness(table, shift)
         rows.append(
             [
                 shift,
                 COLUMNS[primary(table, shift)],
                 _code(best),
                 ", ".join(map(_code, near)) or "none",
-                "-" if tau is None else f"{tau:.2f}",
+                *("-" if tau is None else f"{tau:.2f}" for tau in taus),
             ]
         )
-    return _table(rows)
+    return (
+        "Kendall's tau is 1 for equal orders and 0 for unrelated ones. *Tau of seeds*: between the "
+        "orders of two seeds under the shift, mean over pairs of seeds. *Tau with the reference*: "
+        "between the order without shift and that under it, both by mean rank; where it is small, "
+        f"a method's place without shift says little about its place under it.\n\n{_table(rows)}"
+    )
 
 
 def _rises(table: Table) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "agreement",
     "best_group",
     "interval_of_ranks",
+    "likeness",
     "overall",
     "primary",
     "ranks",
@@ -92,6 +93,22 @@ def agreement(places: Ranks) -> float | None:
             tau = kendalltau([v[first] for v in both], [v[second] for v in both]).statistic
             found.append(float(tau))
     return float(np.mean(found)) if found and not any(map(math.isnan, found)) else None
+
+
+def likeness(table: Table, shift: str) -> float | None:
+    """Return Kendall's tau-b between the mean ranks without shift and those under a shift.
+
+    None if there are fewer than two methods or all have the same rank.
+    """
+    before, under = (
+        {method: float(np.mean([*values.values()])) for method, values in found.items() if values}
+        for found in (ranks(table, REFERENCE), ranks(table, shift))
+    )
+    both = [method for method in before if method in under]
+    if len(both) < 2:
+        return None
+    tau = float(kendalltau([before[m] for m in both], [under[m] for m in both]).statistic)
+    return None if math.isnan(tau) else tau
 
 
 def best_group(table: Table, shift: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from bfl_shift.ranks import (
     agreement,
     best_group,
     interval_of_ranks,
+    likeness,
     overall,
     primary,
     ranks,
@@ -80,6 +81,14 @@ def test_agreement_counts_pairs_that_two_seeds_order_alike():
     assert agreement(places) == pytest.approx(np.mean(taus))
     assert agreement({"a": {0: 1.0}, "b": {0: 2.0}}) is None
     assert agreement({"a": {0: 1.0, 1: 1.0}}) is None
+
+
+def test_the_order_under_a_shift_is_compared_with_that_without():
+    upside_down = {k: tuple(-x for x in v) for k, v in NLL.items()}
+    given = table({"reference": NLL, "blur": NLL, "rotation": upside_down})
+    assert likeness(given, "blur") == pytest.approx(1)
+    assert likeness(given, "rotation") == pytest.approx(-1)
+    assert likeness(table({"reference": {"a": (1.0,)}, "blur": {"a": (1.0,)}}), "blur") is None
 
 
 def test_the_group_of_the_best_is_that_of_scipys_paired_interval():
