@@ -49,10 +49,11 @@ the risk-coverage curve, the error rate among the most confident samples, averag
 kept. *Coverage* and *set size* are those of conformal sets that promise 90 %, calibrated on samples
 of the training distribution: under shift the promise does not hold, and the coverage says how far
 off it is. *Worse off*: the share of clients that are less accurate than with `{ALONE}`, trained on
-the same data alone. *Epistemic* is the variance of the probabilities over draws of the parameters,
-summed over classes, *aleatoric* the mean over draws of 1 - sum p² (Kwon et al. 2020, eq. 4); the
-first is 0 for methods with a point estimate. *AUROC* and *FPR95* tell foreign samples from the
-client's own by the entropy of the prediction; *AUROC, epistemic* by epistemic uncertainty."""
+the same data alone (novel clients: alone for the epochs of one round, a low bar). *Epistemic* is
+the variance of the probabilities over draws of the parameters, summed over classes, *aleatoric* the
+mean over draws of 1 - sum p² (Kwon et al. 2020, eq. 4); the first is 0 for methods with a point
+estimate. *AUROC* and *FPR95* tell foreign samples from the client's own by the entropy of the
+prediction; *AUROC, epistemic* by epistemic uncertainty."""
 
 RANKING = """\
 Methods are ranked by NLL, or by AUROC where samples are foreign, seed by seed. *Mean rank* is the
@@ -61,7 +62,13 @@ in that order of any seed. In the tables below, a method in bold is not distingu
 best: the 95 % interval of the paired difference contains 0. The unit of replication is a seed
 (Student's t), and the intervals are not corrected for the number of methods. With three seeds such
 an interval is wide: "not distinguishable" says that these runs do not tell, not that methods are
-equal."""
+equal. A method whose run failed takes the last place under the shifts of that run."""
+
+LIMITS = """\
+This orders methods at one budget: {rounds} rounds, one network, {clients} clients, and one strength
+of each shift. Methods whose defaults were chosen for more rounds are not at their best in it, and a
+larger setting (`bfl shift --setting large`) may order them differently. Nothing was tuned for this
+table: neither a method nor the strength of a shift was chosen by its results."""
 
 SUBMIT = """\
 ## Add a method
@@ -173,7 +180,7 @@ def _scores(table: Table, shift: str) -> str:
         cell = f"**{_code(method)}**" if method in near else _code(method)
         rank = f"{np.mean([*places[method].values()]):.1f}" if method in places else "-"
         values = [_spread(by_score[name].get(method, {})) for name in columns]
-        if any(value != "-" for value in values):
+        if method in places or any(value != "-" for value in values):
             rows.append([cell, rank, *values])
     return _table(rows)
 
@@ -189,7 +196,7 @@ def _stability(table: Table) -> str:
                 shift,
                 COLUMNS[primary(table, shift)],
                 _code(best),
-                ", ".join(map(_code, near)) or "none",
+                _names(near) or "none",
                 *("-" if tau is None else f"{tau:.2f}" for tau in taus),
             ]
         )
@@ -237,7 +244,10 @@ def _ratios(
 
 def _tail(table: Table) -> list[str]:
     apart = [f"`{name}` {why}" for name, why in {**APART, **LEFT_OUT}.items()]
-    found = ["## What is left out", "; ".join(apart) + "."]
+    flags = SETTINGS[table.setting].flags
+    found = ["## Limits", LIMITS.format(rounds=flags["rounds"], clients=flags["clients"])]
+    found += [f"Equal to the bit under every shift: {_names(group)}." for group in table.equal]
+    found += ["## What is left out", "; ".join(apart) + "."]
     if table.missing:
         rows = [["training", "method", "seed", "reason"]]
         rows += [[t, _code(m), str(s), reason] for t, m, s, reason in table.missing]
@@ -254,6 +264,10 @@ def _spread(values: Mapping[int, float]) -> str:
     if len(values) < 2:
         return f"{mean:.3f}"
     return f"{mean:.3f} ± {np.std([*values.values()], ddof=1):.3f}"
+
+
+def _names(methods: Iterable[str]) -> str:
+    return ", ".join(map(_code, methods))
 
 
 def _code(name: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.stats import kendalltau, rankdata
 
 from bfl_shift.scores import BETTER
-from bfl_shift.settings import APART
-from bfl_shift.shifts import REFERENCE
+from bfl_shift.settings import APART, SETTINGS
+from bfl_shift.shifts import REFERENCE, shifts_of
 from bfl_shift.table import Table
 from bflcore.studies.statistics import paired
 
@@ -35,17 +35,27 @@ def primary(table: Table, shift: str) -> str:
 def ranks(table: Table, shift: str) -> Ranks:
     """Return the rank of each method under a shift, seed by seed: 1 is best, ties share a rank.
 
-    Methods that are not federated are left out.
+    A method whose run failed is last. Methods that are not federated are left out.
     """
     score = primary(table, shift)
     found = {m: v for m, v in table.values(shift, score).items() if m not in APART}
     result: Ranks = {method: {} for method in found}
     for seed in table.seeds:
         have = [method for method in found if seed in found[method]]
+        failed = [m for m, s in _failed(table, shift) if s == seed and m not in {*APART, *have}]
         places = rankdata([-BETTER[score] * found[method][seed] for method in have])
-        for method, place in zip(have, places, strict=True):
-            result[method][seed] = float(place)
+        last = [len(have) + len(failed)] * len(failed)
+        for method, place in zip([*have, *failed], [*places, *last], strict=True):
+            result.setdefault(method, {})[seed] = float(place)
     return result
+
+
+def _failed(table: Table, shift: str) -> list[tuple[str, int]]:
+    """Return the methods and seeds whose run for a shift failed."""
+    if not table.missing:
+        return []
+    training = shifts_of(SETTINGS[table.setting])[shift].training
+    return [(method, seed) for name, method, seed, _ in table.missing if name == training]
 
 
 def overall(table: Table) -> Ranks:

@@ -96,6 +96,16 @@ class Table:
                 found.setdefault(record.method, {})[record.seed] = scores[score]
         return found
 
+    @property
+    def equal(self) -> list[tuple[str, ...]]:
+        """Groups of methods whose clients have the same scores to the bit in every record."""
+        found: dict[tuple[tuple[str, int, str], ...], list[str]] = {}
+        for method in self.methods:
+            own = [r for r in self.records if r.method == method]
+            key = tuple((r.shift, r.seed, r.digest) for r in own)
+            found.setdefault(key, []).append(method)
+        return [tuple(group) for group in found.values() if len(group) > 1]
+
     def is_foreign(self, shift: str) -> bool:
         """Return whether a shift asks clients to tell foreign samples from their own."""
         return any(record.foreign for record in self.records if record.shift == shift)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bfl_shift import page, rerun, settings
+from bfl_shift import page, ranks, rerun, settings
 from bfl_shift.benchmark import Benchmark
 from bfl_shift.settings import CLEAN, NOISY, TINY, Setting
 from bfl_shift.shifts import chosen_shifts
@@ -48,7 +48,7 @@ def tiny():
 @pytest.fixture
 def toy(monkeypatch):
     """Make the tiny setting the only one."""
-    for module in (settings, rerun, page):
+    for module in (settings, ranks, rerun, page):
         monkeypatch.setattr(module, "SETTINGS", {TOY.name: TOY})
     return TOY
 

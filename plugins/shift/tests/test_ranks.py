@@ -2,6 +2,7 @@
 
 import itertools
 
+import attrs
 import numpy as np
 import pytest
 from scipy import stats
@@ -58,6 +59,17 @@ def test_the_order_is_by_the_mean_rank_over_shifts_without_the_reference():
 def test_a_method_without_a_rank_under_some_shift_has_no_place():
     shifts = {"blur": NLL, "ood-digits": {k: v for k, v in AUROC.items() if k != "close"}}
     assert "close" not in overall(table(shifts))
+
+
+def test_a_method_whose_run_failed_is_last():
+    partly = {**NLL, "close": NLL["close"][:2]}
+    given = table({"blur": partly, "rotation": partly, "label-noise": NLL})
+    failed = attrs.evolve(given, setting="small", missing=(("clean", "close", 2, "it diverged"),))
+    assert ranks(failed, "blur")["close"] == {0: 2, 1: 1, 2: 3}
+    assert ranks(failed, "blur")["behind"] == {0: 3, 1: 3, 2: 2}
+    assert ranks(failed, "label-noise")["close"] == {0: 2, 1: 1, 2: 2}  # of another training
+    assert overall(failed)["close"][2] == pytest.approx((3 + 3 + 2) / 3)
+    assert ranks(given, "blur")["close"] == {0: 2, 1: 1}  # not run yet
 
 
 def test_places_range_over_seeds():

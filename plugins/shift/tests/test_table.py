@@ -37,6 +37,12 @@ def test_values_are_found_by_shift_and_score(table):
     assert found["local"].keys() == {0}
 
 
+def test_methods_that_are_equal_to_the_bit_are_found(table):
+    assert table.equal == []
+    copies = [attrs.evolve(r, method="copy") for r in table.records if r.method == "local"]
+    assert attrs.evolve(table, records=(*table.records, *copies)).equal == [("local", "copy")]
+
+
 def test_a_table_takes_the_methods_that_it_lacks_from_another(table):
     own = attrs.evolve(table, records=tuple(r for r in table.records if r.method == "local"))
     assert own.methods == ("local",)
