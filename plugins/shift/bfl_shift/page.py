@@ -21,6 +21,8 @@ from bfl_shift.table import FOREIGN, Table
 
 __all__ = ["leaderboard", "page"]
 
+NAMED = 12  # methods in one cell
+
 COLUMNS = {
     "accuracy": "accuracy",
     "nll": "NLL",
@@ -65,10 +67,10 @@ an interval is wide: "not distinguishable" says that these runs do not tell, not
 equal. A method whose run failed takes the last place under the shifts of that run."""
 
 LIMITS = """\
-This orders methods at one budget: {rounds} rounds, one network, {clients} clients, and one strength
-of each shift. Methods whose defaults were chosen for more rounds are not at their best in it, and a
-larger setting (`bfl shift --setting large`) may order them differently. Nothing was tuned for this
-table: neither a method nor the strength of a shift was chosen by its results."""
+This orders methods at one budget: {rounds} rounds, one network, {clients} clients that train, and
+one strength of each shift. Methods whose defaults were chosen for more rounds are not at their best
+in it, and a larger setting (`bfl shift --setting large`) may order them differently. Nothing was
+tuned for this table: neither a method nor the strength of a shift was chosen by its results."""
 
 SUBMIT = """\
 ## Add a method
@@ -245,7 +247,8 @@ def _ratios(
 def _tail(table: Table) -> list[str]:
     apart = [f"`{name}` {why}" for name, why in {**APART, **LEFT_OUT}.items()]
     flags = SETTINGS[table.setting].flags
-    found = ["## Limits", LIMITS.format(rounds=flags["rounds"], clients=flags["clients"])]
+    clients = flags["clients"] - flags["novel_clients"]
+    found = ["## Limits", LIMITS.format(rounds=flags["rounds"], clients=clients)]
     found += [f"Equal to the bit under every shift: {_names(group)}." for group in table.equal]
     found += ["## What is left out", "; ".join(apart) + "."]
     if table.missing:
@@ -266,8 +269,9 @@ def _spread(values: Mapping[int, float]) -> str:
     return f"{mean:.3f} ± {np.std([*values.values()], ddof=1):.3f}"
 
 
-def _names(methods: Iterable[str]) -> str:
-    return ", ".join(map(_code, methods))
+def _names(methods: Sequence[str]) -> str:
+    more = f" and {len(methods) - NAMED} more" if len(methods) > NAMED else ""
+    return ", ".join(map(_code, methods[:NAMED])) + more
 
 
 def _code(name: str) -> str:
