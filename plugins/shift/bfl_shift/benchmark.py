@@ -18,7 +18,7 @@ from bflcore.studies.cells import Cell
 from bflcore.studies.execution import Standing, execute, resolve_cells
 from bflcore.studies.results import Results, Trial, run_folder
 
-__all__ = ["Benchmark", "Found", "chosen_methods"]
+__all__ = ["Benchmark", "Found", "chosen_methods", "told"]
 
 Say = Callable[[str], None]
 
@@ -71,7 +71,7 @@ class Benchmark:
         scores: dict[tuple[str, str, int], Scored] = {}
         missing: list[tuple[str, str, int, str]] = []
         for seed in self.seeds:
-            part = execute(cells, [seed], runs, jobs=jobs, progress=_told(say, seed))
+            part = execute(cells, [seed], runs, jobs=jobs, progress=told(say, seed))
             parts.append(part)
             for trial in part.trials:
                 training, method = named(trial.cell)
@@ -140,7 +140,9 @@ def _check_data(shift: Shift) -> None:
         ) from None
 
 
-def _told(say: Say, seed: int) -> Callable[[Standing], None]:
+def told(say: Say, seed: int) -> Callable[[Standing], None]:
+    """Return what says, in one line, which run has ended and how many are left."""
+
     def tell(standing: Standing) -> None:
         if not standing.ended:
             return

@@ -60,7 +60,7 @@ def shift(
     """Train METHODS (default: all that are installed), and score them under shift.
 
     The same command continues where it stopped. With --check 0.1 a tenth of the runs of a table is
-    trained again in a temporary folder: scores that differ in any bit are named (exit status 1).
+    trained again in a temporary folder; it is an error if the scores differ in any bit.
     """
     if setting not in settings.SETTINGS:
         raise unknown("setting", setting, settings.SETTINGS)

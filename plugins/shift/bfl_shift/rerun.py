@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import attrs
 
+from bfl_shift.benchmark import told
 from bfl_shift.scoring import digest, score
 from bfl_shift.settings import SETTINGS, Setting, cell_of
 from bfl_shift.shifts import Shift, shifts_of
@@ -46,7 +47,7 @@ def rerun(table: Table, fraction: float, jobs: int | None, say: Callable[[str], 
     records, differing = 0, list[str]()
     for seed in sorted({run[-1] for run in chosen}):
         some = [run for run in chosen if run[-1] == seed]
-        for (training, method, _), found in _again(setting, some, shifts, jobs):
+        for (training, method, _), found in _again(setting, some, shifts, jobs, say):
             differs = [name for name in found if found[name] != known[method, name, seed]]
             differing += [f"{method}, {name}, seed {seed}" for name in differs]
             records += len(found)
@@ -64,12 +65,16 @@ def sample(table: Table, shifts: Sequence[Shift], fraction: float) -> list[Run]:
 
 
 def _again(
-    setting: Setting, runs: Sequence[Run], shifts: Mapping[str, Shift], jobs: int | None
+    setting: Setting,
+    runs: Sequence[Run],
+    shifts: Mapping[str, Shift],
+    jobs: int | None,
+    say: Callable[[str], None],
 ) -> Iterator[tuple[Run, dict[str, str]]]:
     """Train runs of one seed again; yield the digest of their scores by shift, "" if one failed."""
     cells, seed = [cell_of(setting, *run[:2]) for run in runs], runs[0][-1]
     with TemporaryDirectory(prefix="bfl-shift-") as folder:
-        trials = execute(cells, [seed], Path(folder), jobs=jobs).trials
+        trials = execute(cells, [seed], Path(folder), jobs=jobs, progress=told(say, seed)).trials
         for run, trial in zip(runs, trials, strict=True):
             tested = [shift for shift in shifts.values() if shift.training == run[0]]
             found = dict.fromkeys((shift.name for shift in tested), "")

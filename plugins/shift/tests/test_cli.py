@@ -2,6 +2,7 @@
 
 import shutil
 
+import attrs
 import pytest
 from filelock import FileLock
 
@@ -33,6 +34,19 @@ def test_the_command_finishes_what_is_there_and_writes_table_page_and_picture(
     bfl("shift", "local", "--seeds", "0", "--setting", "toy", "--out", folder, *rivals)
     assert "`fedvi`" in (folder / "bfl-shift.md").read_text()  # from the table
     assert Table.read(folder / "bfl-shift.json").methods == ("local",)
+
+
+def test_a_check_names_what_differs(bfl, toy, table, tmp_path):
+    records = [attrs.evolve(record, digest="0") for record in table.records]
+    path = tmp_path / "spoilt.json"
+    attrs.evolve(table, records=records).write(path)
+    arguments = ("--check", "0.1", "--setting", "toy", "--table", path, "--jobs", "1")
+    status, out, err = bfl("shift", *arguments)
+    assert status == 2
+    assert "differs in" in out
+    assert len(err.splitlines()) == 1
+    assert "records differ from" in err
+    assert "seed 0" in err
 
 
 def test_a_check_needs_a_table(bfl, toy):
