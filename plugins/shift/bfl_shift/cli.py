@@ -97,7 +97,7 @@ def _publish(table: Any, out: Path) -> None:
     for line in columns(pages.leaderboard(table), indent=""):
         click.echo(line)
     for training, method, seed, reason in table.missing:
-        click.echo(f"missing: {training}, {method}, seed {seed}: {reason}")
+        click.echo(f"missing: {training}, {method}, seed {seed}: {reason.partition('; ')[0]}")
     click.echo(f"page: {out / f'{FILE}.md'}")
 
 

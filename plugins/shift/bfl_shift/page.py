@@ -253,7 +253,7 @@ def _tail(table: Table) -> list[str]:
     found += ["## What is left out", "; ".join(apart) + "."]
     if table.missing:
         rows = [["training", "method", "seed", "reason"]]
-        rows += [[t, _code(m), str(s), reason] for t, m, s, reason in table.missing]
+        rows += [[t, _code(m), str(s), why.partition("; ")[0]] for t, m, s, why in table.missing]
         found += ["Runs without a score:", _table(rows)]
     else:
         found.append("No run is missing.")
