@@ -61,12 +61,12 @@ def test_a_sweep_prints_its_table_and_choice_and_is_compared(bfl, tmp_path):
 
 
 def test_a_run_that_fails_is_named_and_the_status_says_so(bfl, tmp_path):
-    words = ("fedavg", *QUICK, "--seeds", "0", "--out", "s", "--grid", "data=synthetic,absent.csv")
+    words = ("fedavg", *QUICK, "--seeds", "0", "--out", "s", "--grid", "clients=3,99")
     status, out, err = bfl("sweep", *words)
     assert status == 1
-    assert "failed: fedavg,data=absent.csv/seed-0: --data: " in err
+    assert "failed: fedavg,clients=99/seed-0: --clients: 99" in err
     assert "2/2  " in err
-    assert out.splitlines()[1].startswith("fedavg,data=synthetic")
+    assert out.splitlines()[1].startswith("fedavg,clients=3")
     found = json.loads((tmp_path / "s" / "results.json").read_text())
     assert [bool(run.get("failure")) for run in found["runs"]] == [False, True]
 
