@@ -102,7 +102,7 @@ def sweep(
         check_choice(cells, select, on)
     silent = quiet or as_json
     try:
-        with tidy_end(), show_standing(silent) as progress:
+        with tidy_end(), show_standing(folder, silent) as progress:
             results = execute(cells, numbers, folder, jobs=jobs, progress=progress)
     except KeyboardInterrupt as error:
         click.echo(
@@ -183,7 +183,7 @@ def _report(
 
 
 @contextmanager
-def show_standing(silent: bool) -> Iterator[Progress]:
+def show_standing(folder: Path, silent: bool) -> Iterator[Progress]:
     """Yield a callback that shows how far a sweep is: a bar on a terminal, else lines."""
     if silent:
         yield lambda _: None
@@ -191,14 +191,14 @@ def show_standing(silent: bool) -> Iterator[Progress]:
         with _bar() as progress:
             yield progress
     else:
-        yield line
+        yield partial(line, folder)
 
 
-def line(at: Standing) -> None:
-    """Print a line for a run that has ended."""
+def line(folder: Path, at: Standing) -> None:
+    """Print a line at the beginning, and one for each run that has ended."""
     if not at.ended:
-        if not at.running and at.done:
-            click.echo(f"{at.done} of {at.total} runs are there", err=True)
+        if not at.running:
+            click.echo(f"{at.total} runs in {folder}, {at.done} of them finished", err=True)
         return
     said = f"failed: {at.reason}" if at.reason else "done"
     left = f"  {duration(at.left)} left" if at.left else ""
