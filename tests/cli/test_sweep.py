@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bflcore.cli.sweep import duration, line, show_standing
+from bflcore.cli.sweep import show_standing
 from bflcore.studies.execution import Standing
 
 QUICK = (
@@ -114,24 +114,6 @@ def test_a_sweep_that_is_asked_to_end_says_how_to_continue(tmp_path):
     assert err.splitlines()[1:] == ["interrupted. Continue with: bfl sweep --resume s"]
     assert process.returncode == 128 + signal.SIGTERM
     assert not (tmp_path / "s" / "results.json").exists()
-
-
-def test_lines_say_what_ended_why_and_how_long_is_left(capsys):
-    line(Path("s"), Standing(0, 4, 0, ()))
-    line(Path("s"), Standing(0, 4, 0, ("a/seed-0",)))
-    line(Path("s"), Standing(1, 4, 0, (), 300.0, "a/seed-0"))
-    line(Path("s"), Standing(4, 4, 1, (), 0.0, "b/seed-0", "a reason"))
-    assert capsys.readouterr().err.splitlines() == [
-        "4 runs in s, 0 of them finished",
-        "1/4  a/seed-0  done  5 min left",
-        "4/4  b/seed-0  failed: a reason",
-    ]
-    assert [duration(seconds) for seconds in (3.4, 89, 91, 7200)] == [
-        "3 s",
-        "89 s",
-        "2 min",
-        "2.0 h",
-    ]
 
 
 def test_a_terminal_shows_a_bar(monkeypatch, capsys):
