@@ -43,7 +43,7 @@ def test_a_run_of_data_in_memory_is_continued_with_them(tmp_path):
 
 def test_a_mistake_and_a_defect_are_reasons_in_one_line(tmp_path, monkeypatch):
     task = Task(tmp_path / "run", "fedavg", ALONE | {"rounds": 0}, OPTIONS)
-    assert answer(task) == "--rounds: 0 is not allowed; allowed: at least 1, at most 1000000"
+    assert answer(task) == "--rounds: 0 is not allowed; allowed: at least 1 and at most 1e+06"
 
     def broken(self):
         raise ValueError("two\nlines")
