@@ -20,7 +20,7 @@ else:
 
 @component
 class ShiftCommand(Command):
-    """Benchmark methods under shift: what do their uncertainties say when the data change?"""
+    """Benchmark methods under shift, and rank them by what their predictions are worth."""
 
     name = "shift"
 

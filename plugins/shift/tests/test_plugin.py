@@ -5,6 +5,12 @@ import sys
 
 from bfl_shift.plugin import ShiftCommand, bfl_commands
 from bflcore.registry.loading import load_registry
+from bflcore.testing import parametrize_with_checks
+
+
+@parametrize_with_checks([ShiftCommand])
+def test_conformance(check):
+    check.function()
 
 
 def test_the_command_is_registered():
