@@ -1,0 +1,1 @@
+"""BFL-Shift: a benchmark of uncertainty under federated shift."""
