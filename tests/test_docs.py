@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 GUIDE = ROOT / "docs" / "writing-plugins.md"
+OTHER_KINDS = ROOT / "docs" / "extending" / "kinds.md"
 PAGES = [
     README,
     CONTRIBUTING,
@@ -238,7 +239,7 @@ def test_flags_that_a_page_mentions_exist(page):
     assert mentioned - FLAGS - FOREIGN_FLAGS.keys() - benchmark_flags() == set()
 
 
-@pytest.fixture(params=[CONTRIBUTING, GUIDE], ids=lambda page: page.stem)
+@pytest.fixture(params=[CONTRIBUTING, GUIDE, OTHER_KINDS], ids=lambda page: page.stem)
 def example(request, monkeypatch):
     """Execute a page's Python blocks in one module; return what it defines."""
     text = request.param.read_text(encoding="utf-8")
