@@ -1,9 +1,10 @@
 """A reader who types the blocks of a page of the manual, in a short version.
 
-`examples/follow.py` reads the blocks and says which comments they may have. One more comment holds
+`examples/follow.py` reads the blocks and says which comments they may have. Two more comments hold
 for a whole page:
 
     <!-- bfl run gets: FLAGS -->      flags that the test adds to each ``bfl run``
+    <!-- set up: NAME -->             files and names that the page takes for granted (SET_UPS)
 """
 
 import importlib.util
@@ -32,10 +33,38 @@ def imported(path):
 follow = imported(FOLLOW)
 
 
-def added_flags(page):
-    """Return the flags that the page's test adds to each ``bfl run``."""
-    found = re.search(r"<!-- bfl run gets: (.*?) -->", page.read_text(encoding="utf-8"), re.DOTALL)
-    return shlex.split(found[1]) if found else []
+def of_page(page, comment):
+    """Return what the page's comment of this name says; "" without one."""
+    text = page.read_text(encoding="utf-8")
+    found = re.search(rf"<!-- {comment}: (.*?) -->", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+def hospitals():
+    """Write tables of patients of three hospitals; return the same data as Python holds them."""
+    import numpy as np
+    import pandas as pd
+    import torch
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(90, 2)).astype("float32")
+    y, owner = (x[:, 0] > 0).astype("int64"), np.arange(90) % 3
+    frame = pd.DataFrame(
+        {
+            "age": 60 + 10 * x[:, 0],
+            "dose": x[:, 1],
+            "outcome": np.where(y == 1, "ill", "well"),
+            "hospital": np.array(["charite", "ukb", "mercy"])[owner],
+        }
+    )
+    frame.to_csv("patients.csv", index=False)
+    new = frame[["dose", "age"]].head(4)
+    new.to_csv("new.csv", index=False)
+    dataset = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+    return {"x": x, "y": y, "owner": owner, "frame": frame, "new": new, "dataset": dataset}
+
+
+SET_UPS = {"hospitals": hospitals, "": dict}
 
 
 def masked(text):
@@ -49,8 +78,9 @@ class Reader:
 
     def __init__(self, page, bfl, capsys):
         self.page, self.bfl, self.capsys = page, bfl, capsys
-        self.flags = added_flags(page)
+        self.flags = shlex.split(of_page(page, "bfl run gets"))
         self.module = types.ModuleType("manual_page")
+        vars(self.module).update(SET_UPS[of_page(page, "set up")]())
         self.printed = ""
 
     def type(self, block):
