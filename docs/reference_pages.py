@@ -66,6 +66,10 @@ FOR_AUTHORS = {
 }
 # A type alias and an instance, which do not know the module that made them.
 ELSEWHERE = {"Statistics": "bflcore.aggregation", "hookimpl": "bflcore.registry.hookspecs"}
+SETTINGS_ARE = """Each is a flag of `bfl run`, a keyword of `bflcore.run`, a key of `experiment.toml`
+(those of the data in its table `[data]`), and may be set by a method."""
+HOOKS_ARE = """A plugin is a module that an entry point of the group `bfl` names. It may define any of
+these functions, decorated with `bflcore.hookimpl`; each yields classes."""
 ABOUT = {
     "method": "A method is a named recipe of components, with a citation: `bfl run NAME`.",
     "posterior": "What is known about each parameter; an inference determines its family.",
@@ -134,11 +138,13 @@ def settings() -> str:
     """Describe the settings of a run and of its data, which are flags of ``bfl run``."""
     sections = [
         "# Settings",
-        "Each is a flag of `bfl run`, a keyword of `bflcore.run`, a key of `[run]` or `[data]` in "
-        "`experiment.toml`, and may be set by a method.",
+        SETTINGS_ARE,
     ]
     for name, group in SETTINGS.items():
-        rows = [_option_row(option, f"--{option.name.replace('_', '-')}") for option in options_of(group)]
+        rows = [
+            _option_row(option, f"--{option.name.replace('_', '-')}")
+            for option in options_of(group)
+        ]
         sections += [f"## {name}", _described(group), _table(OPTION, rows)]
     return _joined(sections)
 
@@ -151,7 +157,10 @@ def components(registry: Registry, kind: Kind) -> str:
     sections = [f"# {kind.name.capitalize()}", ABOUT[kind.name]]
     if kind.base_class.known_tags:
         rows = [(f"`{tag}`", promise) for tag, promise in kind.base_class.known_tags.items()]
-        sections += ["Tags that components of this kind may have:", _table(("tag", "promise"), rows)]
+        sections += [
+            "Tags that components of this kind may have:",
+            _table(("tag", "promise"), rows),
+        ]
     for name, found in registry.of(kind.name).items():
         if registry.owner(kind.name, name) not in OURS:
             continue
@@ -173,8 +182,7 @@ def hooks() -> str:
     return _joined(
         [
             "# Hooks",
-            "A plugin is a module that an entry point of the group `bfl` names. It may define any of "
-            "these functions, decorated with `bflcore.hookimpl`; each yields classes.",
+            HOOKS_ARE,
             _table(("hook", "yields subclasses of", ""), rows),
             "A complete plugin:",
             f"```python\n{inspect.cleandoc(example)}\n```",
@@ -196,7 +204,7 @@ def python() -> str:
     """List Python's public names for mkdocstrings, which reads their signatures and docstrings."""
     sections = [
         "# Python",
-        "Everything in the first part is imported from `bflcore`. Importing it does not import torch.",
+        "The first part is imported from `bflcore`. Importing it does not import torch.",
     ]
     for group, names in public_names().items():
         sections += [f"## {group}", *(f"::: {name}" for name in names)]
@@ -245,8 +253,7 @@ def _option_row(option: Option, called: str) -> tuple[str, str, str, str]:
 
 
 def _flags(parameter: click.Option) -> str:
-    names = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
-    return names
+    return ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
 
 
 def _described(thing: object) -> str:

@@ -83,7 +83,7 @@ def _pages_of(folder: str) -> list[str]:
 
 
 def _link(found: re.Match[str], here: str, files: Files) -> str:
-    """Return a link as it must be on the page `here`, or its text if the manual lacks the target."""
+    """Return a link as the page `here` needs it; its text if the manual lacks the target."""
     picture, text, target = found.groups()
     path, hash_sign, anchor = target.partition("#")
     if not path or re.match(r"[a-z]+:", path):
