@@ -66,10 +66,10 @@ FOR_AUTHORS = {
 }
 # A type alias and an instance, which do not know the module that made them.
 ELSEWHERE = {"Statistics": "bflcore.aggregation", "hookimpl": "bflcore.registry.hookspecs"}
-SETTINGS_ARE = """Each is a flag of `bfl run`, a keyword of `bflcore.run`, a key of `experiment.toml`
-(those of the data in its table `[data]`), and may be set by a method."""
-HOOKS_ARE = """A plugin is a module that an entry point of the group `bfl` names. It may define any of
-these functions, decorated with `bflcore.hookimpl`; each yields classes."""
+SETTINGS_ARE = """Each is a flag of `bfl run`, a keyword of `bflcore.run`, and a key of
+`experiment.toml` (those of the data in its table `[data]`); a method may set it."""
+HOOKS_ARE = """A plugin is a module that an entry point of the group `bfl` names. It may define any
+of these functions, decorated with `bflcore.hookimpl`; each yields classes."""
 ABOUT = {
     "method": "A method is a named recipe of components, with a citation: `bfl run NAME`.",
     "posterior": "What is known about each parameter; an inference determines its family.",
