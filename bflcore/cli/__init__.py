@@ -33,6 +33,7 @@ COMMANDS = {
     "resume": ("bflcore.cli.resume", "Continue a run exactly where it stopped."),
     "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
     "compare": ("bflcore.cli.results", "Print a table of several runs."),
+    "reproduce": ("bflcore.cli.reproduce", "Run a paper's table and print ours beside it."),
     "coefficients": ("bflcore.cli.results", "Print a linear predictor's coefficients."),
     "predict": ("bflcore.cli.models", "Predict samples with a model of a finished run."),
     "export": ("bflcore.cli.models", "Write a model of a finished run to one file."),
