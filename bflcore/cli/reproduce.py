@@ -22,7 +22,9 @@ __all__ = ["commands"]
     metavar="PATTERN",
     help="rows or columns to run: a name, its beginning or a glob (repeatable)",
 )
-@click.option("--seeds", metavar="LIST", help="random seeds, for example 0-4 [default: the table's]")
+@click.option(
+    "--seeds", metavar="LIST", help="random seeds, for example 0-4 [default: the table's]"
+)
 @click.option("--rounds", type=click.IntRange(1), help="number of rounds [default: the table's]")
 @click.option("--paper", is_flag=True, help="the paper's number of rounds")
 @click.option("--jobs", type=click.IntRange(1), help="runs at a time [default: one per core]")
@@ -88,25 +90,26 @@ def reproduce(
 def _list_tables(*, as_json: bool) -> None:
     from bflcore.studies.reproduce import standing_of_tables
 
-    listed = [
-        {
-            "table": table.name,
-            "title": table.title,
-            "source": table.source,
-            "cells": cells,
-            "runnable": here,
-            "not here": reasons,
-        }
-        for table, here, cells, reasons in standing_of_tables()
-    ]
+    tables = standing_of_tables()
     if as_json:
+        listed = [
+            {
+                "table": table.name,
+                "title": table.title,
+                "source": table.source,
+                "cells": cells,
+                "runnable": here,
+                "not here": reasons,
+            }
+            for table, here, cells, reasons in tables
+        ]
         click.echo(json.dumps(listed, indent=2))
         return
-    for one in listed:
-        click.echo(f"{one['table']}  {one['title']}")
-        click.echo(f"    {one['source']}")
-        click.echo(f"    {one['runnable']} of {one['cells']} cells can be run here")
-        for reason in one["not here"]:
+    for table, here, cells, reasons in tables:
+        click.echo(f"{table.name}  {table.title}")
+        click.echo(f"    {table.source}")
+        click.echo(f"    {here} of {cells} cells can be run here")
+        for reason in reasons:
             click.echo(f"    {reason}")
 
 

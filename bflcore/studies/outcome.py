@@ -11,12 +11,12 @@ import attrs
 from bflcore.lazy import lazy
 from bflcore.studies.evidence import Measured
 from bflcore.studies.plan import Planned
-from bflcore.studies.tables import Claim, Table
+from bflcore.studies.paper_tables import Claim, Table
 
 if TYPE_CHECKING:
-    from scipy import stats
+    from scipy import special
 else:
-    stats = lazy("scipy.stats")
+    special = lazy("scipy.special")
 
 __all__ = ["Checked", "Compared", "Reproduction", "check", "compared"]
 
@@ -143,7 +143,7 @@ def check(claim: Claim, table: Table, cells: Mapping[tuple[str, str], Compared])
 def half_width(values: list[float]) -> float:
     """Return half the width of the 95 % interval around the mean of at least two values."""
     error = stdev(values) / len(values) ** 0.5
-    return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    return float(special.stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error
 
 
 def _verdict(claim: Claim, center: float, half: float) -> str:

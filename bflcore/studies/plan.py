@@ -12,7 +12,7 @@ import attrs
 from bflcore.errors import DataError
 from bflcore.registry.loading import Registry, load_registry
 from bflcore.studies.cells import Cell
-from bflcore.studies.tables import Column, Protocol, Recipe, Row, Rounds, Setting, Table
+from bflcore.studies.paper_tables import Column, Protocol, Recipe, Rounds, Row, Setting, Table
 
 __all__ = ["Planned", "absent", "fetch", "plan"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bflcore.errors import OptionError
@@ -12,8 +13,9 @@ from bflcore.studies.evidence import Evidence, Measured, write_record
 from bflcore.studies.execution import Standing, execute, resolve_cells
 from bflcore.studies.outcome import Reproduction, check, compared
 from bflcore.studies.plan import Planned, fetch, plan
+from bflcore.studies.results import collect
 from bflcore.studies.results_page import facts, page
-from bflcore.studies.tables import Table, read_table, table_names
+from bflcore.studies.paper_tables import Table, read_table, table_names
 
 __all__ = ["FOLDER", "reproduce", "standing_of_tables"]
 
@@ -40,7 +42,7 @@ def reproduce(
     `seeds` are numbers or a text such as ``0-4`` (default: the table's). `rounds` overrides the
     number of rounds, `paper` asks for the paper's. Runs that a record in `out` tells of are not
     repeated; others are kept in `runs` (default: below runs/reproduce) and continue where they
-    stopped. Pages are written after each seed. With `download`, absent data are fetched first.
+    stopped. The page is written whenever a run ends. With `download`, absent data are fetched first.
     Raises `BflError`.
     """
     found = read_table(table)
@@ -50,29 +52,52 @@ def reproduce(
         raise OptionError("--paper and --rounds exclude each other; give one of them")
     chosen = _seeds(found, seeds)
     folder = Path(data_dir) if data_dir is not None else None
-    wanted = dict(rounds=rounds, paper=paper, data_dir=folder)
+    planner = partial(plan, found, rounds=rounds, paper=paper, data_dir=folder)
     if download:
-        fetch(plan(found, patterns, **wanted), found, folder)
-    selected, every = plan(found, patterns, **wanted), plan(found, **wanted)
+        fetch(planner(patterns), found, folder)
+    selected, every = planner(patterns), planner()
     cells = {one.cell.name: one.cell for one in selected if one.cell is not None}
     if cells:
         resolve_cells(list(cells.values()))
     target = Path(out)
     known = Evidence.read(target)
-    place = Path(runs) if runs is not None else FOLDER / "runs"
     failures: dict[str, str] = {}
     everything = sorted({*chosen, *_known_seeds(every, known)})
-    result = _gather(found, every, known, everything, failures, _command(found, patterns, seeds))
-    for seed in chosen:
-        due = [cell for cell in cells.values() if cell.command(seed) not in known.runs]
-        if due:
-            done = execute(due, [seed], place / found.protocol.name, jobs=jobs, progress=progress)
-            known.add(done)
-            failures |= {trial.command: trial.failure for trial in done.failures}
-            result = _gather(found, every, known, everything, failures, result.command)
-            _write(result, target)
-    _write(result, target)
-    return result
+    command = _command(found, patterns, seeds)
+
+    def record() -> Reproduction:
+        result = _gather(found, every, known, everything, failures, command)
+        _write(result, target)
+        return result
+
+    for due, due_seeds in _batches(cells.values(), chosen, known):
+        place = (Path(runs) if runs is not None else FOLDER / "runs") / found.protocol.name
+
+        def ended(standing: Standing, due: Sequence[Cell] = due, place: Path = place) -> None:
+            progress(standing)
+            if standing.ended and not standing.reason:
+                known.add(collect(due, chosen, place, {}))
+                record()  # a page shows what is finished, whatever happens next
+
+        done = execute(due, due_seeds, place, jobs=jobs, progress=ended)
+        known.add(done)
+        failures |= {trial.command: trial.failure for trial in done.failures}
+    return record()
+
+
+def _batches(
+    cells: Iterable[Cell], seeds: Sequence[int], known: Evidence
+) -> list[tuple[list[Cell], list[int]]]:
+    """Return the cells whose runs are not known, with the seeds that lack the same of them."""
+    batches: dict[tuple[str, ...], list[int]] = {}
+    listed = list(cells)
+    for seed in seeds:
+        names = tuple(cell.name for cell in listed if cell.command(seed) not in known.runs)
+        batches.setdefault(names, []).append(seed)
+    by_name = {cell.name: cell for cell in listed}
+    return [
+        ([by_name[name] for name in names], found) for names, found in batches.items() if names
+    ]
 
 
 def standing_of_tables() -> list[tuple[Table, int, int, list[str]]]:
@@ -126,9 +151,7 @@ def _gather(
         cells.append(compared(one, numbers, tuple(seeds), _other(against, one)))
     by_name = {(one.planned.row.name, one.planned.column.name): one for one in cells}
     claims = tuple(check(claim, table, by_name) for claim in table.claims)
-    return Reproduction(
-        table, tuple(cells), claims, tuple(used.values()), dict(failures), command
-    )
+    return Reproduction(table, tuple(cells), claims, tuple(used.values()), dict(failures), command)
 
 
 def _commands(cell: Cell | None, seeds: Sequence[int]) -> dict[int, str]:
@@ -143,9 +166,7 @@ def _other(against: Table | None, one: Planned) -> float | None:
     return rows[0].paper.get(one.column.name) if rows else None
 
 
-def _command(
-    table: Table, only: Sequence[str], seeds: str | Sequence[int] | None
-) -> str:
+def _command(table: Table, only: Sequence[str], seeds: str | Sequence[int] | None) -> str:
     words = ["bfl", "reproduce", table.name]
     words += [word for pattern in only for word in ("--only", pattern)]
     if seeds is not None:

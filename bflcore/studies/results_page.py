@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bflcore.studies.outcome import Compared, Reproduction
-from bflcore.studies.tables import Column, Rounds
+from bflcore.studies.paper_tables import Column, Rounds
 
 __all__ = ["facts", "page"]
 
 EXPLAINED = (
-    "Values are those of the last round: mean ± standard deviation over seeds. *Difference* is ours "
-    "minus the paper's; a paper's numbers have no deviation over seeds, so small differences say "
+    "Values are those of the last round: mean ± standard deviation over seeds. *Difference* is "
+    "ours minus the paper's. The papers give no deviation over seeds, so small differences say "
     "nothing."
 )
 
@@ -184,7 +184,7 @@ def _not_here(found: Reproduction) -> Iterator[str]:
     for one in found.cells:
         if one.planned.why:
             absent.setdefault(one.planned.why, []).append(one.planned.column.name)
-    due = {c.name: [] for c in found.table.columns}  # type: dict[str, list[str]]
+    due: dict[str, list[str]] = {column.name: [] for column in found.table.columns}
     for one in found.cells:
         if one.planned.cell is not None and one.missing and not one.ours:
             due[one.planned.column.name].append(one.planned.row.name)

@@ -36,8 +36,8 @@ __all__ = [
     "Metric",
     "Protocol",
     "Recipe",
-    "Row",
     "Rounds",
+    "Row",
     "Setting",
     "StandIn",
     "Table",
@@ -49,6 +49,8 @@ __all__ = [
 PAPERS = Path(__file__).with_name("papers")
 NOT_LEGIBLE = "n/a"  # a cell that cannot be read in the source
 SHARED = ("seeds", "rounds", "flags", "options", "differs", "settings", "recipes")
+OF_TABLE = ("title", "source", "notes", "protocol", "against")
+TABLE_KEYS = (*OF_TABLE, "metrics", "columns", "rows", "claims", *SHARED)
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -244,6 +246,9 @@ def read_table(name: str | Path) -> Table:
         path = PAPERS / f"{name}.toml"
     values = _load(path)
     where = str(path if Path(name).suffix == ".toml" else name)
+    for key in values:
+        if key not in TABLE_KEYS:
+            raise unknown(f"key of {where}", key, TABLE_KEYS)
     protocol_name = values.pop("protocol", "")
     if protocol_name:
         shared = _load(path.parent / "protocols" / f"{protocol_name}.toml")
@@ -255,9 +260,7 @@ def read_table(name: str | Path) -> Table:
         key: _build(Metric, {**of, "range": tuple(of.get("range", (0.0, 100.0)))}, where)
         for key, of in values.pop("metrics", {}).items()
     }
-    columns = tuple(
-        _column(one, protocol, metrics, where) for one in values.pop("columns", ())
-    )
+    columns = tuple(_column(one, protocol, metrics, where) for one in values.pop("columns", ()))
     rows = tuple(_row(one, protocol, columns, where) for one in values.pop("rows", ()))
     claims = tuple(_claim(one, rows, columns, where) for one in values.pop("claims", ()))
     values["notes"] = tuple(values.get("notes", ()))
