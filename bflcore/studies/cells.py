@@ -40,13 +40,15 @@ def _check_flags(cell: Cell, _: object, flags: Mapping[str, Any]) -> None:
 class Cell:
     """Settings that are run once per seed, in a folder called `name`.
 
-    `method`, `flags` and `options` are the arguments of `bflcore.run`.
+    `method`, `flags` and `options` are the arguments of `bflcore.run`. `point` has the values, as
+    text, by which the cell differs from the others of a grid.
     """
 
     name: str = attrs.field(validator=_check_name)
     method: str
     flags: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_flags)
     options: Mapping[str, object] = attrs.field(factory=dict)
+    point: Mapping[str, str] = attrs.field(factory=dict)
 
     def command(self, seed: int) -> str:
         """Return the ``bfl run`` line that repeats the run with a seed."""
@@ -68,6 +70,7 @@ class Cell:
             "method": self.method,
             "flags": {name: _plain(value) for name, value in self.flags.items()},
             "options": {name: _plain(value) for name, value in self.options.items()},
+            **({"point": dict(self.point)} if self.point else {}),
         }
 
 

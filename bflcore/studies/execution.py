@@ -21,17 +21,17 @@ from bflcore.experiments.environment import MAY_CHANGE
 from bflcore.files import make_folder, write_text, writing
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell, check_cells
-from bflcore.studies.results import Results, collect, run_folder
+from bflcore.studies.results import SETTINGS, Results, collect, run_folder, write_study
+from bflcore.studies.sources import source_digests
 from bflcore.studies.worker import Task
 from bflcore.studies.workers import run_tasks
 
 if TYPE_CHECKING:
+    from bflcore.data.tables import Table
+    from bflcore.data.user import Arrays
     from bflcore.experiments.resolve import Experiment
-    from bflcore.registry.loading import Registry
 
 __all__ = ["Standing", "execute", "resolve_cells"]
-
-SETTINGS = "cell.toml"  # what a cell's runs were asked to be
 
 
 @attrs.frozen
@@ -76,10 +76,12 @@ def execute(
         raise OptionError(f"--jobs: {jobs} is not allowed; allowed: at least 1")
     if not seeds:
         raise OptionError("--seeds: none is given; give at least one, for example 0-4")
-    experiments = resolve_cells(cells)
-    settings = {name: _settings(experiment) for name, experiment in experiments.items()}
+    found = _resolve(cells)
+    experiments = {name: experiment for name, (experiment, _) in found.items()}
+    settings = {name: _settings(*resolved) for name, resolved in found.items()}
     _check_same(settings, folder)
     with _locked(folder):
+        write_study([_anchored_cell(cell) for cell in cells], seeds, folder)
         for name, values in settings.items():
             make_folder(folder / name)
             write_text(folder / name / SETTINGS, tomli_w.dumps(values))
@@ -100,21 +102,26 @@ def resolve_cells(cells: Sequence[Cell]) -> dict[str, Experiment]:
 
     Raises `BflError`, naming the cell, for the first one that is not valid.
     """
+    return {name: experiment for name, (experiment, _) in _resolve(cells).items()}
+
+
+def _resolve(cells: Sequence[Cell]) -> dict[str, tuple[Experiment, Table | Arrays | None]]:
+    """Return each cell's experiment, and its data where Python holds them."""
     check_cells(cells)
-    registry = load_registry()
-    return {cell.name: _resolved(registry, cell) for cell in cells}
+    registry, found = load_registry(), {}
+    for cell in cells:
+        try:
+            flags = _anchored(cell.flags)
+            found[cell.name] = resolve_call(registry, cell.method, flags, cell.options)
+        except BflError as error:
+            raise type(error)(f"cell {cell.name}: {error}") from None
+    return found
 
 
-def _resolved(registry: Registry, cell: Cell) -> Experiment:
-    try:
-        return resolve_call(registry, cell.method, _anchored(cell.flags), cell.options)[0]
-    except BflError as error:
-        raise type(error)(f"cell {cell.name}: {error}") from None
-
-
-def _settings(experiment: Experiment) -> dict[str, Any]:
+def _settings(experiment: Experiment, own: Table | Arrays | None) -> dict[str, Any]:
     """Return what decides a cell's results but for the seed, as it is read from a file."""
     values = experiment.as_toml() | {"chunk": getattr(experiment.engine, "chunk", 0)}
+    values |= source_digests(experiment, own)
     plain = {name: value for name, value in values.items() if name not in {*MAY_CHANGE, "seed"}}
     return tomllib.loads(tomli_w.dumps(plain))
 
@@ -127,6 +134,14 @@ def _anchored(flags: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(given, str) and (name == "data_dir" or is_own(given)):
             found[name] = str(Path(given).absolute())
     return found
+
+
+def _anchored_cell(cell: Cell) -> Cell:
+    """Return a cell that can be executed from any folder."""
+    method = cell.method
+    if method.endswith(".toml"):
+        method = str(Path(method).absolute())
+    return attrs.evolve(cell, method=method, flags=_anchored(cell.flags))
 
 
 def _check_same(settings: Mapping[str, Mapping[str, Any]], folder: Path) -> None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import mean, stdev
-from typing import TYPE_CHECKING
 
 import attrs
 
-from bflcore.lazy import lazy
 from bflcore.studies.evidence import Measured
-from bflcore.studies.plan import Planned
 from bflcore.studies.paper_tables import Claim, Table
-
-if TYPE_CHECKING:
-    from scipy import special
-else:
-    special = lazy("scipy.special")
+from bflcore.studies.plan import Planned
+from bflcore.studies.statistics import deviation, mean, paired
 
 __all__ = ["Checked", "Compared", "Reproduction", "check", "compared"]
 
-LEVEL = 0.95  # of the intervals around mean differences
 NOT_DISTINGUISHABLE = "not distinguishable"
 
 
@@ -37,12 +29,12 @@ class Compared:
     @property
     def mean(self) -> float | None:
         """The mean over seeds; None without any."""
-        return mean(self.ours.values()) if self.ours else None
+        return mean([*self.ours.values()]) if self.ours else None
 
     @property
     def deviation(self) -> float | None:
         """The standard deviation over seeds; None for fewer than two."""
-        return stdev(self.ours.values()) if len(self.ours) > 1 else None
+        return deviation([*self.ours.values()])
 
     @property
     def difference(self) -> float | None:
@@ -132,18 +124,14 @@ def check(claim: Claim, table: Table, cells: Mapping[tuple[str, str], Compared])
         return Checked(claim, seeds=len(seeds))
     left, right = found[: len(first)], found[len(first) :]
     sign = -1 if table.column(claim.column).metric.better == "lower" else 1
-    gaps = [
-        sign * (mean(one.ours[seed] for one in left) - mean(one.ours[seed] for one in right))
-        for seed in seeds
-    ]
-    center, half = mean(gaps), half_width(gaps)
-    return Checked(claim, center, half, len(seeds), _verdict(claim, center, half))
-
-
-def half_width(values: list[float]) -> float:
-    """Return half the width of the 95 % interval around the mean of at least two values."""
-    error = stdev(values) / len(values) ** 0.5
-    return float(special.stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error
+    gap = paired(
+        [
+            sign * (mean([one.ours[seed] for one in left]) - mean([o.ours[seed] for o in right]))
+            for seed in seeds
+        ]
+    )
+    half = 0.0 if gap.high is None else gap.high - gap.mean
+    return Checked(claim, gap.mean, half, len(seeds), _verdict(claim, gap.mean, half))
 
 
 def _verdict(claim: Claim, center: float, half: float) -> str:

@@ -12,10 +12,10 @@ from bflcore.studies.cells import Cell, seeds_of
 from bflcore.studies.evidence import Evidence, Measured, write_record
 from bflcore.studies.execution import Standing, execute, resolve_cells
 from bflcore.studies.outcome import Reproduction, check, compared
+from bflcore.studies.paper_tables import Table, read_table, table_names
 from bflcore.studies.plan import Planned, fetch, plan
 from bflcore.studies.results import collect
 from bflcore.studies.results_page import facts, page
-from bflcore.studies.paper_tables import Table, read_table, table_names
 
 __all__ = ["FOLDER", "reproduce", "standing_of_tables"]
 
@@ -42,8 +42,8 @@ def reproduce(
     `seeds` are numbers or a text such as ``0-4`` (default: the table's). `rounds` overrides the
     number of rounds, `paper` asks for the paper's. Runs that a record in `out` tells of are not
     repeated; others are kept in `runs` (default: below runs/reproduce) and continue where they
-    stopped. The page is written whenever a run ends. With `download`, absent data are fetched first.
-    Raises `BflError`.
+    stopped. The page is written whenever a run ends. With `download`, absent data are fetched
+    first. Raises `BflError`.
     """
     found = read_table(table)
     patterns = [only] if isinstance(only, str) else list(only)
@@ -95,9 +95,7 @@ def _batches(
         names = tuple(cell.name for cell in listed if cell.command(seed) not in known.runs)
         batches.setdefault(names, []).append(seed)
     by_name = {cell.name: cell for cell in listed}
-    return [
-        ([by_name[name] for name in names], found) for names, found in batches.items() if names
-    ]
+    return [([by_name[name] for name in names], found) for names, found in batches.items() if names]
 
 
 def standing_of_tables() -> list[tuple[Table, int, int, list[str]]]:

@@ -13,28 +13,26 @@ import attrs
 from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json, write_json
 from bflcore.studies.cells import Cell
+from bflcore.studies.comparison import Comparison, compare
+from bflcore.studies.selection import Choice, choose
+from bflcore.studies.trials import Trial, final_metrics, values_of
 
-__all__ = ["FILE", "Results", "Trial", "collect", "run_folder"]
+__all__ = [
+    "FILE",
+    "SETTINGS",
+    "STUDY",
+    "Results",
+    "Trial",
+    "collect",
+    "read_study",
+    "run_folder",
+    "write_study",
+]
 
 FILE = "results.json"
+SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
+STUDY = "study.json"  # cells and seeds of a study that has begun
 APART = ("run", "digest", "fingerprints", "warnings", "forced")  # of one run alone
-
-
-@attrs.frozen
-class Trial:
-    """One run of a cell: its seed, final metrics, bytes and seconds, or why it failed.
-
-    `metrics` maps ``personal.accuracy`` and others to their ``mean`` and ``std`` over clients and
-    their value ``pooled`` over samples.
-    """
-
-    cell: str
-    seed: int
-    command: str
-    metrics: Mapping[str, Mapping[str, float]] = attrs.field(factory=dict)
-    bytes: Mapping[str, int] = attrs.field(factory=dict)
-    failure: str = ""
-    seconds: float | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen
@@ -57,18 +55,56 @@ class Results:
         return tuple(one for one in self.trials if one.cell == cell and not one.failure)
 
     @property
+    def groups(self) -> dict[str, tuple[Trial, ...]]:
+        """The finished runs of each cell."""
+        return {cell.name: self.of(cell.name) for cell in self.cells}
+
+    @property
     def failures(self) -> tuple[Trial, ...]:
         """The runs that failed."""
         return tuple(one for one in self.trials if one.failure)
 
     def values(self, cell: str, metric: str, statistic: str = "mean") -> dict[int, float]:
         """Return a metric of a cell's finished runs by seed; runs without it are left out."""
-        found = {one.seed: one.metrics.get(metric) for one in self.of(cell)}
-        return {
-            seed: values[statistic]
-            for seed, values in found.items()
-            if values is not None and values.get(statistic) is not None
-        }
+        return values_of(self.of(cell), metric, statistic)
+
+    def best(self, metric: str, on: str = "validation") -> Choice:
+        """Choose the best cell by a metric on validation samples; see `selection.choose`."""
+        return choose(self.groups, metric, on)
+
+    def compare(
+        self,
+        against: str = "",
+        metrics: Sequence[str] = (),
+        over: str = "",
+        statistic: str = "mean",
+    ) -> Comparison:
+        """Compare the cells with one of them; see `comparison.compare`."""
+        return compare(self.groups, against, metrics, over, statistic)
+
+    def frame(self, statistic: str = "mean") -> Any:
+        """Return a pandas data frame with a row per run and a column per metric.
+
+        Raises `RunError` without pandas.
+        """
+        try:
+            import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise RunError("frame needs pandas: pip install pandas") from None
+        cells = {cell.name: cell for cell in self.cells}
+        rows = [
+            {
+                "cell": one.cell,
+                "method": cells[one.cell].method,
+                **cells[one.cell].point,
+                "seed": one.seed,
+                "seconds": one.seconds,
+                **{name: values[statistic] for name, values in one.metrics.items()},
+            }
+            for one in self.trials
+            if not one.failure
+        ]
+        return pd.DataFrame(rows)
 
     def write(self, path: Path | None = None) -> Path:
         """Write JSON to a file (default: ``results.json`` in the study's folder); return its path.
@@ -103,10 +139,7 @@ class Results:
         file = path / FILE if path.is_dir() else path
         try:
             found = read_json(file, "restore it, or run the study again")
-            trials = [
-                Trial(**run, seconds=found["seconds"].get(run_folder(run["cell"], run["seed"])))
-                for run in found["runs"]
-            ]
+            trials = [_read(run, found["seconds"], file.parent) for run in found["runs"]]
             return cls(
                 tuple(Cell(**cell) for cell in found["cells"]),
                 tuple(found["seeds"]),
@@ -124,6 +157,26 @@ class Results:
                 f"{file} does not have the form of a study's results "
                 f"({type(error).__name__}: {error}); run the study again"
             ) from None
+
+
+def write_study(cells: Sequence[Cell], seeds: Sequence[int], folder: Path) -> None:
+    """Write which cells and seeds are executed in a folder."""
+    content = {"cells": [cell.as_json() for cell in cells], "seeds": list(seeds)}
+    write_json(folder / STUDY, content)
+
+
+def read_study(folder: Path) -> tuple[tuple[Cell, ...], tuple[int, ...]]:
+    """Return the cells and seeds of a study that has begun in a folder. Raises `RunError`."""
+    try:
+        found = read_json(folder / STUDY, "run the study's command again")
+        return tuple(Cell(**cell) for cell in found["cells"]), tuple(found["seeds"])
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not the folder of a sweep; give the one of --out") from None
+    except (LookupError, TypeError) as error:
+        raise RunError(
+            f"{folder / STUDY} does not have the form of a study ({error}); run the study's "
+            "command again"
+        ) from None
 
 
 def run_folder(cell: str, seed: int) -> str:
@@ -164,24 +217,25 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def _read(run: Mapping[str, Any], seconds: Mapping[str, float], folder: Path) -> Trial:
+    name = run_folder(run["cell"], run["seed"])
+    return Trial(**run, seconds=seconds.get(name), path=folder / name)
+
+
 def _trial(cell: Cell, seed: int, path: Path, failure: str) -> Trial:
     command = cell.command(seed)
+    if not failure:
+        try:
+            summary = read_json(path / "summary.json")
+            metrics, total = final_metrics(summary), float(summary["seconds"]["total"])
+            counted = summary["bytes"]
+        except FileNotFoundError:
+            failure = "it has not been run"
+        except RunError as error:
+            failure = str(error)
     if failure:
-        return Trial(cell.name, seed, command, failure=failure)
-    try:
-        summary = read_json(path / "summary.json")
-        final = summary["final"]
-        metrics = {
-            name: dict(value)
-            for name, value in final.items()
-            if isinstance(value, dict) and "mean" in value
-        }
-        total = float(summary["seconds"]["total"])
-        return Trial(cell.name, seed, command, metrics, summary["bytes"], seconds=total)
-    except FileNotFoundError:
-        return Trial(cell.name, seed, command, failure="it has not been run")
-    except RunError as error:
-        return Trial(cell.name, seed, command, failure=str(error))
+        return Trial(cell.name, seed, command, failure=failure, path=path)
+    return Trial(cell.name, seed, command, metrics, counted, seconds=total, path=path)
 
 
 def _versions(path: Path) -> dict[str, Any]:
@@ -193,5 +247,5 @@ def _plain(trial: Trial) -> dict[str, Any]:
     return {
         name: value
         for name, value in attrs.asdict(trial).items()
-        if name != "seconds" and (value or name == "seed")
+        if name not in {"seconds", "path"} and (value or name == "seed")
     }
