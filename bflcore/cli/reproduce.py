@@ -40,6 +40,7 @@ __all__ = ["commands"]
 )
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder of the data sets")
 @click.option("--download", is_flag=True, help="whether to download data sets that are absent")
+@click.option("--pages", is_flag=True, help="write the page of the runs in TABLE.json, run nothing")
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def reproduce(
     table: str | None,
@@ -52,6 +53,7 @@ def reproduce(
     runs: Path | None,
     data_dir: Path | None,
     download: bool,
+    pages: bool,
     as_json: bool,
 ) -> None:
     """Run a paper's TABLE, or what is missing of it, and print ours beside the paper's.
@@ -78,6 +80,7 @@ def reproduce(
         runs=runs,
         data_dir=data_dir,
         download=download,
+        pages=pages,
         progress=_show,
     )
     if as_json:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+
+import attrs
 
 from bflcore.errors import OptionError
 from bflcore.files import write_text
@@ -34,6 +36,7 @@ def reproduce(
     runs: Path | str | None = None,
     data_dir: Path | str | None = None,
     download: bool = False,
+    pages: bool = False,
     progress: Callable[[Standing], None] = lambda _: None,
 ) -> Reproduction:
     """Run what is missing of a table, write its page and record, and return it.
@@ -43,7 +46,7 @@ def reproduce(
     number of rounds, `paper` asks for the paper's. Runs that a record in `out` tells of are not
     repeated; others are kept in `runs` (default: below runs/reproduce) and continue where they
     stopped. The page is written whenever a run ends. With `download`, absent data are fetched
-    first. Raises `BflError`.
+    first. With `pages`, nothing is run and the page is written again. Raises `BflError`.
     """
     found = read_table(table)
     patterns = [only] if isinstance(only, str) else list(only)
@@ -55,34 +58,84 @@ def reproduce(
     planner = partial(plan, found, rounds=rounds, paper=paper, data_dir=folder)
     if download:
         fetch(planner(patterns), found, folder)
-    selected, every = planner(patterns), planner()
-    cells = {one.cell.name: one.cell for one in selected if one.cell is not None}
+    cells = {one.cell.name: one.cell for one in planner(patterns) if one.cell is not None}
     if cells:
         resolve_cells(list(cells.values()))
-    target = Path(out)
-    known = Evidence.read(target)
-    failures: dict[str, str] = {}
-    everything = sorted({*chosen, *_known_seeds(every, known)})
-    command = _command(found, patterns, seeds)
+    words = ["bfl", "reproduce", found.name, *(["--paper"] if paper else [])]
+    words += ["--rounds", str(rounds)] if rounds is not None else []
+    study = _Study(found, planner(), chosen, Evidence.read(Path(out)), Path(out), " ".join(words))
+    if not pages:
+        place = Path(runs) if runs is not None else FOLDER / "runs"
+        study.run([*cells.values()], place / found.protocol.name, jobs, progress)
+    return study.write()
 
-    def record() -> Reproduction:
-        result = _gather(found, every, known, everything, failures, command)
-        _write(result, target)
-        return result
 
-    for due, due_seeds in _batches(cells.values(), chosen, known):
-        place = (Path(runs) if runs is not None else FOLDER / "runs") / found.protocol.name
+@attrs.define
+class _Study:
+    """A table with its planned cells, and what is known of their runs so far."""
 
-        def ended(standing: Standing, due: Sequence[Cell] = due, place: Path = place) -> None:
-            progress(standing)
-            if standing.ended and not standing.reason:
-                known.add(collect(due, chosen, place, {}))
-                record()  # a page shows what is finished, whatever happens next
+    table: Table
+    planned: Sequence[Planned]
+    seeds: Sequence[int]
+    known: Evidence
+    out: Path
+    command: str
+    failures: dict[str, str] = attrs.field(factory=dict)
 
-        done = execute(due, due_seeds, place, jobs=jobs, progress=ended)
-        known.add(done)
-        failures |= {trial.command: trial.failure for trial in done.failures}
-    return record()
+    def run(
+        self,
+        cells: Sequence[Cell],
+        folder: Path,
+        jobs: int | None,
+        progress: Callable[[Standing], None],
+    ) -> None:
+        """Run what is not known of the cells; after each run, write what is known."""
+        for due, seeds in _batches(cells, self.seeds, self.known):
+            ended = partial(self._show, progress, due, seeds, folder)
+            done = execute(due, seeds, folder, jobs=jobs, progress=ended)
+            self.known.add(done)
+            self.failures |= {trial.command: trial.failure for trial in done.failures}
+
+    def _show(
+        self,
+        progress: Callable[[Standing], None],
+        cells: Sequence[Cell],
+        seeds: Sequence[int],
+        folder: Path,
+        standing: Standing,
+    ) -> None:
+        """Report how far the runs are; the page shows what is finished, whatever happens next."""
+        progress(standing)
+        if standing.ended and not standing.reason:
+            self.known.add(collect(cells, seeds, folder, {}))
+            self.write()
+
+    def write(self) -> Reproduction:
+        """Write ``TABLE.json`` and ``TABLE.md``, and return what they say."""
+        name, found = self.table.name, self.gather()
+        write_record(self.out / f"{name}.json", facts(found), found.runs)
+        write_text(self.out / f"{name}.md", page(found))
+        return found
+
+    def gather(self) -> Reproduction:
+        """Put what is known beside the paper's numbers."""
+        table = self.table
+        against = read_table(table.against) if table.against else None
+        names = {one.cell.name for one in self.planned if one.cell}
+        known = {r.trial.seed for r in self.known.runs.values() if r.trial.cell in names}
+        seeds = sorted({*self.seeds, *known})
+        cells, used = [], dict[str, Measured]()
+        for one in self.planned:
+            found = self.known.by_seed(_commands(one.cell, seeds))
+            metric = one.column.metric
+            values = {seed: run.value(metric.key, metric.statistic) for seed, run in found.items()}
+            numbers = {seed: value for seed, value in values.items() if value is not None}
+            used |= {found[seed].trial.command: found[seed] for seed in numbers}
+            cells.append(compared(one, numbers, tuple(seeds), _other(against, one)))
+        by_name = {(one.planned.row.name, one.planned.column.name): one for one in cells}
+        claims = tuple(check(claim, table, by_name) for claim in table.claims)
+        runs = tuple(used.values())
+        return Reproduction(table, tuple(cells), claims, runs, dict(self.failures), self.command)
 
 
 def _batches(
@@ -110,46 +163,10 @@ def standing_of_tables() -> list[tuple[Table, int, int, list[str]]]:
     return listed
 
 
-def _write(found: Reproduction, folder: Path) -> None:
-    """Write ``TABLE.json`` and ``TABLE.md`` to a folder."""
-    name = found.table.name
-    write_record(folder / f"{name}.json", facts(found), found.runs)
-    write_text(folder / f"{name}.md", page(found))
-
-
 def _seeds(table: Table, seeds: str | Sequence[int] | None) -> tuple[int, ...]:
     if isinstance(seeds, str) or seeds is None:
         return seeds_of(seeds or table.protocol.seeds)
     return tuple(seeds)
-
-
-def _known_seeds(planned: Sequence[Planned], known: Evidence) -> set[int]:
-    """Return the seeds of all runs that are known of a table's cells."""
-    names = {one.cell.name for one in planned if one.cell}
-    return {run.trial.seed for run in known.runs.values() if run.trial.cell in names}
-
-
-def _gather(
-    table: Table,
-    planned: Sequence[Planned],
-    known: Evidence,
-    seeds: Sequence[int],
-    failures: Mapping[str, str],
-    command: str,
-) -> Reproduction:
-    """Put what is known beside the paper's numbers."""
-    against = read_table(table.against) if table.against else None
-    cells, used = [], dict[str, Measured]()
-    for one in planned:
-        found = known.by_seed(_commands(one.cell, seeds))
-        metric = one.column.metric
-        values = {seed: run.value(metric.key, metric.statistic) for seed, run in found.items()}
-        numbers = {seed: value for seed, value in values.items() if value is not None}
-        used |= {found[seed].trial.command: found[seed] for seed in numbers}
-        cells.append(compared(one, numbers, tuple(seeds), _other(against, one)))
-    by_name = {(one.planned.row.name, one.planned.column.name): one for one in cells}
-    claims = tuple(check(claim, table, by_name) for claim in table.claims)
-    return Reproduction(table, tuple(cells), claims, tuple(used.values()), dict(failures), command)
 
 
 def _commands(cell: Cell | None, seeds: Sequence[int]) -> dict[int, str]:
@@ -162,11 +179,3 @@ def _other(against: Table | None, one: Planned) -> float | None:
         return None
     rows = [row for row in against.rows if row.recipe.name == one.row.recipe.name]
     return rows[0].paper.get(one.column.name) if rows else None
-
-
-def _command(table: Table, only: Sequence[str], seeds: str | Sequence[int] | None) -> str:
-    words = ["bfl", "reproduce", table.name]
-    words += [word for pattern in only for word in ("--only", pattern)]
-    if seeds is not None:
-        words += ["--seeds", seeds if isinstance(seeds, str) else ",".join(map(str, seeds))]
-    return " ".join(words)

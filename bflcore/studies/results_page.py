@@ -119,7 +119,7 @@ def _exceptions(found: Reproduction) -> Iterator[str]:
 
 
 def _claims(found: Reproduction) -> Iterator[str]:
-    yield "## What the paper says of these methods"
+    yield "## Claims"
     yield ""
     yield (
         "Differences are paired by seed, positive if as claimed, with the half-width of their 95 % "

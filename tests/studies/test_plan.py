@@ -28,6 +28,18 @@ def test_a_cell_has_the_flags_of_protocol_setting_and_recipe(here):
     assert cell.options == {"inference.optimiser": "sgd", "inference.lr": 0.1}
 
 
+def test_a_setting_overrides_the_recipe_which_overrides_the_protocol(here):
+    here |= {"fashion-mnist", "mnist"}
+    fraction = "inference.fraction"
+    assert one("fedsi.figures", "fedsi", "fraction-0.05").cell.options[fraction] == 0.05
+    assert one("fedsi.figures", "fedsi", "fraction-0.2").cell.options[fraction] == 0.2
+    momentum = "inference.momentum"
+    assert one("superfed.table1", "fedavg", "mnist-50").cell.options[momentum] == 0.9
+    assert one("superfed.table1", "scaffold", "mnist-50").cell.options[momentum] == 0.0
+    assert one("superfed.table1", "fedavg", "mnist-50").cell.flags["local_epochs"] == 10
+    assert one("superfed.table1", "fedrep", "mnist-50").cell.flags["local_epochs"] == 1
+
+
 def test_only_the_last_round_is_evaluated(here):
     here.add("fashion-mnist")
     for rounds, number in ({}, 30), ({"rounds": 7}, 7), ({"paper": True}, 800):

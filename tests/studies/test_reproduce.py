@@ -160,6 +160,15 @@ def test_the_command_that_is_printed_repeats_the_run(finished):
     assert (experiment.run.rounds, experiment.model.hidden) == (1, (4,))
 
 
+def test_pages_are_written_again_without_running_anything(finished, tiny, tmp_path, asked):
+    folder, _ = finished
+    shutil.copytree(folder / "out", tmp_path / "out")
+    (tmp_path / "out/tiny.md").unlink()
+    tiny(seeds="0-9", pages=True)
+    assert asked == []
+    assert "| 0, 1 | 1 |" in (tmp_path / "out/tiny.md").read_text()
+
+
 def test_only_selects_rows_and_columns(tiny, asked):
     tiny("alone", seeds="0")
     tiny("fedavg,digits", seeds=[3])
