@@ -1,3 +1,6 @@
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from bflcore.errors import OptionError
@@ -7,6 +10,7 @@ from bflcore.studies.cells import seeds_of
 from bflcore.studies.execution import resolve_cells
 from bflcore.studies.paper_tables import matches, read_table, table_names
 
+ROOT = Path(__file__).parents[2]
 REGISTRY = load_registry()
 NEEDED = {
     *("bpfed.table1", "bpfed.table2", "fedsi.table1", "fedsi.table2", "superfed.table1"),
@@ -102,6 +106,13 @@ def test_metrics_methods_and_reasons_of_a_table_exist(name):
         assert {(row, claim.column) for row in claim.rows} <= cells, claim.text
         others = {(row, claim.than_column) for row in claim.than_rows or claim.rows}
         assert others <= cells, claim.text
+
+
+def test_every_file_of_the_tables_is_packaged():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["bflcore"]
+    packaged = {path for pattern in patterns for path in (ROOT / "bflcore").glob(pattern)}
+    assert set((ROOT / "bflcore/studies").rglob("*.toml")) <= packaged
 
 
 def test_known_numbers_of_the_papers():
