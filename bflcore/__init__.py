@@ -5,6 +5,7 @@ Importing the package does not import torch: it loads when it is first used.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from bflcore.aggregation import (
@@ -61,6 +62,8 @@ from bflcore.weighting import Equal, Examples, Weighting, check_weights
 if TYPE_CHECKING:
     from bflcore.api.estimators import BayesianFederatedClassifier as BayesianFederatedClassifier
     from bflcore.api.estimators import BayesianFederatedRegressor as BayesianFederatedRegressor
+    from bflcore.studies.reproduce import reproduce
+    from bflcore.studies.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -75,14 +78,19 @@ __all__ = [
     "Posterior", "Prediction", "Predictive", "Problem", "ProductOfChanges", "Run", "RunError",
     "Session", "Shares", "SiteInference", "Statistics", "TargetPrediction", "Variational",
     "VariationalInference", "Weighting", "check_weights", "component", "hookimpl", "load",
-    "load_model", "option", "resume", "run",
+    "load_model", "option", "reproduce", "resume", "run", "sweep",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.
 _ESTIMATORS = ("BayesianFederatedClassifier", "BayesianFederatedRegressor")
 
+# Studies of many runs, imported when first used: name -> module.
+_STUDIES = {"reproduce": "bflcore.studies.reproduce", "sweep": "bflcore.studies.sweeps"}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _STUDIES:
+        return getattr(importlib.import_module(_STUDIES[name]), name)
     if name not in _ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -95,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ESTIMATORS})
+    return sorted({*globals(), *_ESTIMATORS, *_STUDIES})

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from bflcore.experiments.coefficients import Coefficient
     from bflcore.experiments.models import Models
     from bflcore.experiments.records import Record
+    from bflcore.experiments.resolve import Experiment
     from bflcore.experiments.run import Progress
     from bflcore.inference.base import LocalInference
     from bflcore.problem import Problem
     from bflcore.registry import loading
+    from bflcore.registry.loading import Registry
 else:
     torch = lazy("torch")
     pool = lazy("bflcore.engines.pool")
@@ -67,7 +69,7 @@ else:
     running = lazy("bflcore.experiments.run")
     loading = lazy("bflcore.registry.loading")
 
-__all__ = ["Run", "load", "resume", "round_line", "run"]
+__all__ = ["Run", "load", "resolve_call", "resume", "round_line", "run"]
 
 
 class Run:
@@ -289,15 +291,7 @@ def run(
     Raises `BflError` for a mistake, as the command line does.
     """
     registry = loading.load_registry()
-    file: dict[str, Any] = {}
-    if method.endswith(".toml"):
-        file = resolve.read(Path(method))
-        method = resolve.method_of(file, Path(method))
-    if not method:
-        raise OptionError("no method is given; give its name, or a file with the key method")
-    own, given = _own(flags_given)
-    texts = [f"{name}={value_text(value)}" for name, value in (options or {}).items()]
-    experiment = flags.resolve_flags(registry, method, file, given, texts)
+    experiment, own = resolve_call(registry, method, flags_given, options or {})
     prepared = prepare.prepare(experiment, own)
     path = Path(out) if out else directory.default_directory(experiment)
     folder = directory.RunDirectory.create(path, prepared, registry)
@@ -332,6 +326,24 @@ def resume(
     if not (path / "summary.json").exists():
         running.execute(prepared, folder, _reporter(progress))
     return Run(path, prepared.experiment.run.device)
+
+
+def resolve_call(
+    registry: Registry, method: str, given: Mapping[str, Any], options: Mapping[str, object]
+) -> tuple[Experiment, Table | Arrays | None]:
+    """Return the experiment that the arguments of `run` describe, and data that Python holds.
+
+    Nothing is loaded or written. Raises `BflError` for a mistake.
+    """
+    file: dict[str, Any] = {}
+    if method.endswith(".toml"):
+        file = resolve.read(Path(method))
+        method = resolve.method_of(file, Path(method))
+    if not method:
+        raise OptionError("no method is given; give its name, or a file with the key method")
+    own, plain = _own(given)
+    texts = [f"{name}={value_text(value)}" for name, value in options.items()]
+    return flags.resolve_flags(registry, method, file, plain, texts), own
 
 
 def _reporter(progress: bool | Progress) -> Progress:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bflcore.experiments.directory import RunDirectory
     from bflcore.experiments.prepare import Prepared
 
-__all__ = ["execute_and_report"]
+__all__ = ["Ended", "execute_and_report", "tidy_end"]
 
 
 def execute_and_report(
@@ -44,7 +44,7 @@ def execute_and_report(
         click.echo(text, err=True)
     silent = quiet or as_json
     try:
-        with _tidy_end(), show_progress(prepared.experiment, quiet=silent, done=done) as progress:
+        with tidy_end(), show_progress(prepared.experiment, quiet=silent, done=done) as progress:
             summary = execute(prepared, directory, progress)
     except KeyboardInterrupt as error:
         click.echo(f"interrupted: {_how_to_continue(checkpoints.reached, path)}", err=True)
@@ -71,7 +71,7 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def _tidy_end() -> Iterator[None]:
+def tidy_end() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the run as Ctrl-C does: nothing is left behind or lost."""
 
     def end(number: int, _: object) -> None:

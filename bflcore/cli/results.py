@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bflcore.errors import RunError
+from bflcore.errors import RunError, unknown
 
 if TYPE_CHECKING:
     from bflcore.report.reading import Run
+    from bflcore.studies.comparison import Comparison
 
     Row = dict[str, Any]
 
 __all__ = ["commands"]
 
+ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 
 
@@ -39,20 +42,58 @@ def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
 @click.option("--pooled", is_flag=True, help="metrics pooled over samples, not means over clients")
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
-    metavar="RUN",
-    help="run to compare with client by client [default: the one of RUNS that shares nothing]",
+    metavar="RUN|CELL",
+    help="run to compare with client by client, or cell of a sweep to compare with [default: the "
+    "one of RUNS that shares nothing; the first cell]",
+)
+@click.option("--metric", metavar="NAMES", help="compare by these metrics, such as personal.nll")
+@click.option(
+    "--over",
+    metavar="UNIT",
+    help="what is paired: seeds, or clients (within seeds, where data and partition are equal) "
+    "[default: seeds, clients where there is one seed]",
+)
+@click.option(
+    "--format",
+    "form",
+    metavar="FORMAT",
+    help="table, markdown, csv or latex [default: that of --out, or table]",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="file to write (.md, .csv, .tex or .txt)"
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
-def compare(runs: tuple[Path, ...], pooled: bool, against: Path | None, as_json: bool) -> None:
-    """Print a table of the RUNS' latest metrics; unfinished runs are marked."""
+def compare(
+    runs: tuple[Path, ...],
+    pooled: bool,
+    against: str | None,
+    metric: str | None,
+    over: str | None,
+    form: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print a table of the RUNS' latest metrics; unfinished runs are marked.
+
+    RUNS may be folders of sweeps. These, and all runs with --metric, --over, --format or --out, are
+    compared by cell: runs that differ by their seed alone. A row per metric and cell has mean and
+    deviation over seeds and the paired difference to another cell with its confidence interval.
+    """
+    from bflcore.studies.gathering import is_study
+
+    if metric or over or form or out or any(map(is_study, runs)):
+        found = _compared(runs, against or "", metric or "", over or "", pooled=pooled)
+        for cell in found.left_out:
+            _left_out(f"{cell} has no finished run")
+        _write_comparison(found, form, out, as_json=as_json)
+        return
     from bflcore.report.reading import read_run, read_runs, well_formed
     from bflcore.report.table import MEANING, print_table, row_of
 
     read = read_runs(runs, _left_out)
     statistic = "pooled" if pooled else "mean"
     alone = next((run for run in read if run.experiment.get("share") == "none"), None)
-    base = read_run(against) if against else alone
+    base = read_run(Path(against)) if against else alone
     with well_formed(*read, *([base] if base else [])):
         rows = [row_of(run, statistic) for run in read]
         if base and not pooled:
@@ -67,6 +108,55 @@ def compare(runs: tuple[Path, ...], pooled: bool, against: Path | None, as_json:
             click.echo(f"{run.label}: {run.unfinished}")
         if run.untested:
             click.echo(f"{run.label}: clients without test samples: {', '.join(run.untested)}")
+
+
+def _compared(
+    runs: Sequence[Path], against: str, metrics: str, over: str, *, pooled: bool
+) -> Comparison:
+    """Compare cells; `against` is a cell's name, or the folder of a run."""
+    from bflcore.studies.comparison import compare
+    from bflcore.studies.gathering import gather
+
+    given = Path(against) if against else None
+    is_run = given is not None and (given / "experiment.toml").is_file()
+    folder = given.resolve() if given and is_run else None
+    extra = [given] if given and folder not in {None, *(run.resolve() for run in runs)} else []
+    groups = gather([*runs, *extra], _left_out)
+    if folder:
+        against = next(
+            cell
+            for cell, trials in groups.items()
+            if any(trial.path and trial.path.resolve() == folder for trial in trials)
+        )
+    names = [word.strip() for word in metrics.split(",") if word.strip()]
+    return compare(groups, against, names, over, "pooled" if pooled else "mean")
+
+
+def _write_comparison(
+    found: Comparison, form: str | None, out: Path | None, *, as_json: bool
+) -> None:
+    """Print a comparison, or write it to a file in the format of its ending."""
+    from bflcore.files import write_text
+    from bflcore.report.table import print_table
+    from bflcore.studies.tables import FORMATS, comparison_rows, formatted
+
+    chosen = form or (ENDINGS.get(out.suffix.lower(), "table") if out else "table")
+    if chosen not in FORMATS:
+        raise unknown("value of --format:", chosen, FORMATS)
+    rows = comparison_rows(found, rounded=chosen != "csv")
+    if as_json:
+        text = json.dumps(found.as_json(), indent=2) + "\n"
+    elif chosen == "table" and not out:
+        print_table(rows)
+        click.echo(found.meaning)
+        return
+    else:
+        text = formatted(rows, chosen, found.meaning)
+    if out:
+        write_text(out, text, "--out: ")
+        click.echo(f"written: {out}")
+    else:
+        click.echo(text, nl=False)
 
 
 def _add_paired(read: list[Run], rows: list[Row], base: Run, *, required: bool) -> None:

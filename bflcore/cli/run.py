@@ -103,10 +103,11 @@ def _part_flags(command: Any) -> Any:
     return command
 
 
-def experiment_flags(command: Any) -> Any:
+def experiment_flags(command: Any, *, required: bool = True) -> Any:
     """Give a command the argument METHOD and every flag that decides an experiment.
 
-    `resolved` turns their values, as keyword arguments, into an experiment.
+    `resolved` turns their values, as keyword arguments, into an experiment. METHOD may be left out
+    unless it is `required`.
     """
     add = click.option(
         "-o",
@@ -117,7 +118,7 @@ def experiment_flags(command: Any) -> Any:
         "calibrator.NAME.OPTION=VALUE (repeatable; bfl show PART NAME lists the options)",
     )
     flags = _settings_flags(DataSettings)(_settings_flags(RunSettings)(_part_flags(add(command))))
-    return click.argument("method")(flags)
+    return click.argument("method", required=required)(flags)
 
 
 def resolved(registry: Registry, method: str, options: tuple[str, ...], **given: Any) -> Experiment:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bflcore.messages import Broadcast, LocalResult
     from bflcore.problem.base import Problem
 
-__all__ = ["Local"]
+__all__ = ["Local", "cores"]
 
 LOG = logging.getLogger("bflcore")
 
@@ -87,7 +87,7 @@ class Local(Engine):
         passes = samples * max(1, problem.rounds) * int(getattr(inference, "local_epochs", 1))
         small = passes * (OVERHEAD + problem.layout.total) < SMALL
         alone = small or problem.device.type != "cpu"
-        return 1 if alone else min(_cores(), max(1, len(problem.clients)))
+        return 1 if alone else min(cores(), max(1, len(problem.clients)))
 
     def workplace(self, problem: Problem, inference: LocalInference) -> str:
         """Say how many processes there are."""
@@ -181,5 +181,6 @@ def _traced(replies: Sequence[Any]) -> Iterator[Any]:
         yield reply
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

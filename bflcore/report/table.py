@@ -150,7 +150,7 @@ def turned(
 def _table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, name in enumerate(columns):
-        is_text = i == 0 or name in {"run", "method"}
+        is_text = i == 0 or name in {"run", "method", "cell", "verdict"}
         table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not is_text)
     for row in cells:
         table.add_row(*map(Text, row))

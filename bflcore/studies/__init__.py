@@ -1,0 +1,1 @@
+"""Studies of many runs: cells of settings times seeds, executed side by side and compared."""

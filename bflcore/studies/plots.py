@@ -1,0 +1,104 @@
+"""The picture of a study: a metric along a numeric axis, or a point with error bars per cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+
+from bflcore.report.plots import COLOURS, STYLE, canvas, svg
+from bflcore.report.reading import plain
+from bflcore.studies.cells import Cell
+from bflcore.studies.results import Results
+from bflcore.studies.statistics import deviation, mean
+
+__all__ = ["numeric_axis", "plot"]
+
+WIDE_SPAN = 20  # a ratio of the largest to the smallest value from which a scale is logarithmic
+LONGEST_NAME = 60
+
+
+def numeric_axis(cells: Sequence[Cell]) -> str:
+    """Return the axis of a grid with numbers for values; empty unless there is exactly one."""
+    values: dict[str, set[str]] = {}
+    for cell in cells:
+        for key, text in cell.point.items():
+            values.setdefault(key, set()).add(text)
+    found = [k for k, texts in values.items() if len(texts) > 1 and all(map(_is_number, texts))]
+    return found[0] if len(found) == 1 else ""
+
+
+def plot(results: Results, metrics: Sequence[str]) -> str:
+    """Draw the metrics' means over seeds with their standard deviations, as SVG."""
+    axis = numeric_axis(results.cells)
+    with mpl.rc_context(STYLE):
+        return _along(results, metrics, axis) if axis else _points(results, metrics)
+
+
+def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
+    """Draw a line over the axis for every combination of what else differs."""
+    lines: dict[str, list[Cell]] = {}
+    for cell in results.cells:
+        if axis in cell.point:
+            others = [f"{k}={v}" for k, v in cell.point.items() if k != axis]
+            head = cell.name.split(f",{axis}=")[0] if not others else cell.method
+            lines.setdefault(", ".join([head, *others]), []).append(cell)
+    places = sorted({float(cell.point[axis]) for line in lines.values() for cell in line})
+    figure, axes = canvas(len(metrics))
+    for metric, drawn in zip(metrics, axes, strict=True):
+        for number, (name, cells) in enumerate(lines.items()):
+            at = sorted(cells, key=lambda cell: float(cell.point[axis]))
+            values = [
+                (float(c.point[axis]), list(results.values(c.name, metric).values())) for c in at
+            ]
+            filled = [(x, found) for x, found in values if found]
+            drawn.errorbar(
+                [x for x, _ in filled],
+                [mean(found) for _, found in filled],
+                [deviation(found) or 0.0 for _, found in filled],
+                color=COLOURS[number % len(COLOURS)],
+                label=_short(name),
+                marker="o",
+                ms=4,
+                lw=1.6,
+                capsize=3,
+            )
+        if places[0] > 0 and places[-1] / places[0] >= WIDE_SPAN:
+            drawn.set_xscale("log")
+            drawn.set_xticks(places, [f"{place:g}" for place in places])
+            drawn.minorticks_off()
+        drawn.set(xlabel=plain(axis), title=plain(metric))
+    if len(lines) > 1:
+        axes[-1].legend(frameon=False, fontsize=7)
+    return svg(figure)
+
+
+def _points(results: Results, metrics: Sequence[str]) -> str:
+    """Draw a point with an error bar for every cell, the first on top."""
+    names = [cell.name for cell in results.cells]
+    height = max(1.8, 0.8 + 0.24 * len(names))
+    figure, axes = canvas(len(metrics), height=height)
+    for metric, drawn in zip(metrics, axes, strict=True):
+        for place, name in enumerate(names):
+            found = list(results.values(name, metric).values())
+            if found:
+                bar = {"xerr": deviation(found) or 0.0, "color": COLOURS[0], "capsize": 3}
+                drawn.errorbar(mean(found), place, marker="o", ms=4, **bar)
+        drawn.set_yticks(range(len(names)), [_short(name) for name in names])
+        drawn.set(ylim=(len(names) - 0.5, -0.5), title=plain(metric))
+        if drawn is not axes[0]:
+            drawn.set_yticklabels([])
+    return svg(figure)
+
+
+def _short(name: str) -> str:
+    text = plain(name)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 4]} ..."
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
