@@ -29,6 +29,7 @@ OURS = {"bflcore", *(f"bfl-{folder.name}" for folder in ROOT.glob("plugins/*"))}
 # Which names stand together, by the module that defines them; the first prefix that fits counts.
 GROUPS = {
     "Train, load and predict": ("bflcore.api",),
+    "Many runs": ("bflcore.studies",),
     "Methods": ("bflcore.methods",),
     "Components and options": ("bflcore.options", "bflcore.registry"),
     "Posterior families": ("bflcore.posteriors",),
