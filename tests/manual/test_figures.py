@@ -1,4 +1,4 @@
-"""Figures on the pages of methods are those of a results page, a plugin's page or a paper's table."""
+"""Figures on the pages of methods are those of a results page or of a plugin's page."""
 
 from __future__ import annotations
 
