@@ -79,7 +79,7 @@ def test_a_page_cannot_claim_what_is_not_printed(tmp_path, bfl, capsys):
     reader = Reader(page, bfl, capsys)
     reader.type(said)
     reader.type(right)
-    with pytest.raises(AssertionError, match="line 9: not printed"):
+    with pytest.raises(AssertionError, match="line 10: not printed"):
         reader.type(wrong)
 
 
