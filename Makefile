@@ -19,14 +19,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 	--constraint constraints.txt
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 # Extras only where there are some: pip finds a plugin that another one needs by its plain name.
-EDITABLE := -e '.[data,sklearn,onnx,tables,test,dev,tensorboard,mlflow]' $(foreach plugin,$(PLUGINS),\
+EDITABLE := -e '.[data,sklearn,onnx,tables,test,dev,docs,tensorboard,mlflow]' $(foreach plugin,$(PLUGINS),\
 	-e '$(patsubst %/,%,$(dir $(plugin)))$(if $(shell grep '^test = ' $(plugin)),[test])')
 TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py examples/*/bfl_*/plugin.py))
 
 # One thread per process: the test runner and the engine use processes for parallelism.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install demo test test-thorough test-third-party lint format bench changelog clean
+.PHONY: help install demo test test-thorough test-third-party lint format docs bench changelog clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,10 @@ format: $(READY)  ## let ruff reformat the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)  ## build the manual into site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
 $(BENCH_READY): $(READY)
 	$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
@@ -94,4 +98,4 @@ changelog: $(READY)  ## show the next entry of CHANGELOG.md; with RELEASE=1 writ
 	$(BIN)/towncrier build $(if $(RELEASE),--yes,--draft)
 
 clean:  ## remove the environment, runs, builds and caches
-	rm -rf $(VENV) runs build dist .coverage .coverage.* *.egg-info plugins/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist site .coverage .coverage.* *.egg-info plugins/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

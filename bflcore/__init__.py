@@ -69,6 +69,7 @@ from bflcore.weighting import Equal, Examples, Weighting, check_weights
 if TYPE_CHECKING:
     from bflcore.api.estimators import BayesianFederatedClassifier as BayesianFederatedClassifier
     from bflcore.api.estimators import BayesianFederatedRegressor as BayesianFederatedRegressor
+    from bflcore.studies.reproduce import reproduce
     from bflcore.studies.sweeps import sweep
 
 __version__ = "0.1.0"
@@ -84,14 +85,14 @@ __all__ = [
     "Point", "PointInference", "Posterior", "Prediction", "Predictive", "Problem",
     "ProductOfChanges", "Run", "RunError", "Session", "Shares", "SiteInference", "Statistics",
     "TargetPrediction", "Variational", "VariationalInference", "Weighting", "check_weights",
-    "component", "hookimpl", "load", "load_model", "option", "resume", "run", "sweep",
+    "component", "hookimpl", "load", "load_model", "option", "reproduce", "resume", "run", "sweep",
 ]  # fmt: skip
 
 # Not in __all__: these two need scikit-learn, an extra, and are imported when first used.
 _ESTIMATORS = ("BayesianFederatedClassifier", "BayesianFederatedRegressor")
 
 # Studies of many runs, imported when first used: name -> module.
-_STUDIES = {"sweep": "bflcore.studies.sweeps"}
+_STUDIES = {"reproduce": "bflcore.studies.reproduce", "sweep": "bflcore.studies.sweeps"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Install the core's wheel and the example's into a fresh environment, without any path to this
-# checkout, and check the example there; then write, install and check a new plugin.
+# checkout, and check the example there; write, install and check a new plugin; then follow the
+# manual's tutorial as a new user does, within ten minutes.
 # Expects the project's environment in PATH (make test-third-party).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -37,4 +38,11 @@ for kind in inference method aggregator hyper dataset model; do
 done
 bfl run new-inference --data synthetic --rounds 2 --quiet
 python -c "import sys, bflcore; sys.exit(bflcore.__file__.startswith('$root'))"
-echo "the core, the example and new plugins work from their wheels"
+
+mkdir tutorial
+cp "$root/examples/follow.py" "$root/docs/start/tutorial.md" tutorial
+(cd tutorial && timeout 600 python follow.py tutorial.md) || {
+  echo "the tutorial failed, or took more than ten minutes" >&2
+  exit 1
+}
+echo "the core, the example, new plugins and the tutorial work from their wheels"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import shlex
 import sys
 import textwrap
 import types
@@ -13,8 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
-from bflcore import Aggregator, HyperUpdate, LocalInference
+from bflcore import Aggregator, HyperUpdate, IncompatibleError, LocalInference
 from bflcore.cli import bfl as group
+from bflcore.cli.run import resolved
 from bflcore.options import options_of
 from bflcore.options.kinds import CONFIGURABLE, KINDS
 from bflcore.options.settings import SETTINGS
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 GUIDE = ROOT / "docs" / "writing-plugins.md"
+OTHER_KINDS = ROOT / "docs" / "extending" / "kinds.md"
 PAGES = [
     README,
     CONTRIBUTING,
@@ -238,7 +241,7 @@ def test_flags_that_a_page_mentions_exist(page):
     assert mentioned - FLAGS - FOREIGN_FLAGS.keys() - benchmark_flags() == set()
 
 
-@pytest.fixture(params=[CONTRIBUTING, GUIDE], ids=lambda page: page.stem)
+@pytest.fixture(params=[CONTRIBUTING, GUIDE, OTHER_KINDS], ids=lambda page: page.stem)
 def example(request, monkeypatch):
     """Execute a page's Python blocks in one module; return what it defines."""
     text = request.param.read_text(encoding="utf-8")
@@ -295,3 +298,36 @@ def test_what_the_guide_calls_public_is_exported_by_its_module():
     for module, names in rows_under("module"):
         exported = importlib.import_module(module.strip("`")).__all__
         assert named(names) | {n.strip("`") for n in names.split(", ")} <= set(exported)
+
+
+def shown_runs(page):
+    """Yield the words of each complete ``bfl run`` that a page shows."""
+    for line in spans(page.read_text(encoding="utf-8")):
+        found = re.match(r"(?:\$ )?bfl run ([^#]*)", line)
+        # Not those with placeholders: FOLDER, ..., $PWD, N.
+        if found and not re.search(r"\.\.\.|\$|(?<![\w-])[A-Z]{1,}(?![\w-])", found[1]):
+            yield shlex.split(found[1].split(";")[0])
+
+
+@each_page
+def test_runs_that_a_page_shows_are_valid_experiments(page):
+    text = page.read_text(encoding="utf-8")
+    own = set(re.findall(rf'(?:bfl new-plugin |^ *name = ")({NAME})', text, re.MULTILINE))
+    for words in shown_runs(page):
+        if own & set(words) or "--help" in words or words[0].endswith(".toml"):
+            continue
+        given = COMMANDS["bfl run"].make_context("run", list(words)).params
+        for name in ("out", "quiet", "as_json"):
+            given.pop(name)
+        resolved(REGISTRY, **given)
+
+
+def test_an_invalid_run_on_a_page_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```\nbfl run fedvi --aggregator median \\\n    --data digits\n```\n`bfl run METHOD`"
+    )
+    assert [*shown_runs(page)] == [["fedvi", "--aggregator", "median", "--data", "digits"]]
+    page.write_text("`bfl run pvi --aggregator average`")
+    with pytest.raises(IncompatibleError, match="average"):
+        test_runs_that_a_page_shows_are_valid_experiments(page)

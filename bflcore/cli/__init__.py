@@ -32,6 +32,7 @@ COMMANDS = {
     "run": ("bflcore.cli.run", "Run a method, or an experiment file."),
     "resume": ("bflcore.cli.resume", "Continue a run exactly where it stopped."),
     "sweep": ("bflcore.cli.sweep", "Run methods with a grid of settings and several seeds."),
+    "reproduce": ("bflcore.cli.reproduce", "Run a paper's table and print ours beside it."),
     "report": ("bflcore.cli.results", "Write report.html for one or several runs."),
     "compare": ("bflcore.cli.results", "Compare runs, and the cells of sweeps."),
     "coefficients": ("bflcore.cli.results", "Print a linear predictor's coefficients."),

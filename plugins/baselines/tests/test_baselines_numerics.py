@@ -231,6 +231,44 @@ def test_group_sparse_prunes_once_to_the_target_and_the_same_groups_everywhere()
     assert pruned == [smallest] * 12  # at 3 clients in 4 rounds
 
 
+def test_the_effect_of_a_group_is_the_variance_of_what_it_adds_on_the_pooled_samples():
+    of = attrs.evolve(problem(sizes=(7, 5, 2)), rounds=6)
+    inference = GroupSparse(target=0.4, prune_after=0.34, score="effect", **STEP)  # 2 rounds
+    pruned = []
+    for number, (broadcast, result) in enumerate(rounds_of(inference, of, Accumulate(), 6)):
+        assert bool(result.statistics) == (number == 1)  # sent once, in the round before
+        if number == 1:
+            before = broadcast.start.mean
+        if number == 2:
+            scores = []
+            with torch.no_grad():
+                u = torch.cat([of.train.of(client)[0] for client in range(3)]).flatten(1)
+                early, late = (
+                    [m for m in of.layout.unflatten(w).values() if m.ndim == 2]
+                    for w in (before, broadcast.start.mean)
+                )
+                bias = [b for b in of.layout.unflatten(before).values() if b.ndim == 1]
+                for layer, (w, now) in enumerate(zip(early, late, strict=True)):
+                    added = (u[:, None, :] * now).var(0, correction=0).sum(0)  # [N]
+                    scores.append(added)
+                    u = (u @ w.T + bias[layer]).tanh()
+            scores = torch.cat(scores)
+            least = set(scores.argsort(stable=True)[: round(0.6 * len(scores))].tolist())
+        if number >= 2:
+            zero = [zero_groups(of, weights) for weights in result.posterior.mean]
+            pruned += [set(groups.nonzero()[:, 0].tolist()) for groups in zero]
+    assert pruned == [least] * 12  # at 3 clients in 4 rounds
+
+
+def test_pruning_by_layer_takes_the_same_fraction_of_each():
+    of = attrs.evolve(problem(sizes=(7, 5, 2)), rounds=4)
+    options = {"target": 0.5, "prune_after": 0.25, "by_layer": True, "score": "effect"}
+    *_, (_, result) = rounds_of(GroupSparse(**options, **STEP), of, Accumulate(), 4)
+    tensors = of.layout.unflatten(result.posterior.mean[0]).values()
+    for m in (m for m in tensors if m.ndim == 2):
+        assert abs(int((m == 0).all(0).sum()) - m.shape[1] / 2) <= 1
+
+
 def test_a_target_of_all_groups_prunes_nothing():
     of = problem(sizes=(7, 5, 2))
     for _, result in rounds_of(GroupSparse(target=1.0, prune_after=0.0, **STEP), of, Fixed(), 4):

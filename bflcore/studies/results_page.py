@@ -1,0 +1,271 @@
+"""A reproduced table as a Markdown page, and as facts for its JSON record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from bflcore.studies.outcome import Compared, Reproduction
+from bflcore.studies.paper_tables import Column, Rounds
+
+__all__ = ["facts", "page"]
+
+EXPLAINED = (
+    "Values are those of the last round: mean ± standard deviation over seeds. *Difference* is "
+    "ours minus the paper's. The papers give no deviation over seeds, so small differences say "
+    "nothing."
+)
+
+
+def page(found: Reproduction) -> str:
+    """Return a page: exceptions first, then every column that was run, then what was not."""
+    table = found.table
+    lines = [f"# {table.name}: {table.title.lower()}", "", f"*{table.source}*", ""]
+    lines += ["```", found.command, "```", "", *_protocol(found), *_exceptions(found)]
+    if found.claims:
+        lines += _claims(found)
+    for column in table.columns:
+        lines += _column(found, column)
+    lines += [*_not_here(found), *_settings(found), *_places(found)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def facts(found: Reproduction) -> dict[str, Any]:
+    """Return what the page says, as plain values."""
+    return {
+        "table": found.table.name,
+        "source": found.table.source,
+        "command": found.command,
+        "cells": [_fact(one) for one in found.cells],
+        "claims": [
+            {
+                "claim": one.claim.text,
+                "verdict": one.verdict,
+                "difference": one.difference,
+                "half width": one.half_width,
+                "seeds": one.seeds,
+            }
+            for one in found.claims
+        ],
+        "failures": dict(found.failures),
+    }
+
+
+def _fact(one: Compared) -> dict[str, Any]:
+    planned = one.planned
+    values = {
+        "row": planned.row.name,
+        "column": planned.column.name,
+        "paper": one.paper,
+        "other paper": one.other,
+        "mean": one.mean,
+        "deviation": one.deviation,
+        "seeds": sorted(one.ours),
+        "difference": one.difference,
+        "rounds": planned.rounds if planned.cell else None,
+        "cell": planned.cell.name if planned.cell else None,
+        "stand-in": planned.stand_in,
+        "not here": planned.why,
+        "note": planned.row.note(planned.column.name) if one.is_exception else "",
+    }
+    return {name: value for name, value in values.items() if value not in (None, "")}
+
+
+def _protocol(found: Reproduction) -> Iterator[str]:
+    table, protocol = found.table, found.table.protocol
+    yield EXPLAINED
+    yield ""
+    differs = (f"Rounds: {_rounds(protocol.rounds)}.", *protocol.differs, *table.notes)
+    yield "What differs from the paper's protocol:"
+    yield ""
+    yield from (f"* {text}" for text in differs)
+    yield ""
+
+
+def _rounds(rounds: Rounds) -> str:
+    return f"{rounds.paper} in the paper, {rounds.here} here, chosen for time, unless a row says so"
+
+
+def _exceptions(found: Reproduction) -> Iterator[str]:
+    run = [one for one in found.cells if one.ours and one.paper is not None]
+    if not run:
+        return
+    margins = sorted({one.planned.column.metric.margin for one in run})
+    margin = " or ".join(f"{margin:g}" for margin in margins)
+    yield "## Exceptions"
+    yield ""
+    if not found.exceptions:
+        yield f"No cell that was run is worse than the nearer paper's by more than {margin}."
+        yield ""
+        return
+    yield (
+        f"{len(found.exceptions)} of the {len(run)} cells that were run are worse than the "
+        f"(nearer) paper's by more than {margin}:"
+    )
+    yield ""
+    for one in found.exceptions:
+        planned, places = one.planned, one.planned.column.metric.places
+        note = planned.row.note(planned.column.name)
+        reasons = [note] if note else []
+        if planned.stand_in:
+            reasons.append(f"not the paper's data: {planned.stand_in}")
+        paper = number(one.paper, places)
+        yield (
+            f"* **{planned.row.name}, {planned.column.name}**: {number(one.mean, places)} against "
+            f"{paper} ({signed(one.difference, places)}). "
+            f"{'; '.join(reasons) or 'The reason is not known'}."
+        )
+    yield ""
+
+
+def _claims(found: Reproduction) -> Iterator[str]:
+    yield "## Claims"
+    yield ""
+    yield (
+        "Differences are paired by seed, positive if as claimed, with the half-width of their 95 % "
+        "interval (Student's t, the seed is the unit of replication). A difference whose interval "
+        "contains 0 is not distinguishable."
+    )
+    yield ""
+    yield from header("claim", "difference", "seeds", "verdict here")
+    for one in found.claims:
+        places = found.table.column(one.claim.column).metric.places
+        gap = ""
+        if one.difference is not None:
+            gap = f"{signed(one.difference, places)} ± {number(one.half_width, places)}"
+        yield line(one.claim.text, gap, str(one.seeds or ""), one.verdict)
+    yield ""
+
+
+def _column(found: Reproduction, column: Column) -> Iterator[str]:
+    """Yield the section of a column, if any of its cells was run."""
+    cells = [one for one in found.cells if one.planned.column == column]
+    if not any(one.ours for one in cells):
+        return
+    places, other = column.metric.places, any(one.other is not None for one in cells)
+    printed = any(one.paper is not None for one in cells)
+    yield f"## {column.name}: {column.metric.title}"
+    yield ""
+    for stand_in in dict.fromkeys(one.planned.stand_in for one in cells if one.planned.stand_in):
+        yield f"Not the paper's data, which are not here, but {stand_in}."
+        yield ""
+    if column.setting.says:
+        yield column.setting.says
+        yield ""
+    heads = ["method", *(["paper"] if printed else []), *(["other paper"] if other else [])]
+    heads += ["ours", *(["difference"] if printed else []), "seeds", "rounds"]
+    yield from header(*heads)
+    for one in cells:
+        values = [one.planned.row.name]
+        values += [number(one.paper, places, "n/a")] if printed else []
+        values += [number(one.other, places)] if other else []
+        values.append(_ours(one, places))
+        values += [signed(one.difference, places)] if printed else []
+        seeds = spans(sorted(one.ours))
+        yield line(*values, seeds, str(one.planned.rounds) if one.ours else "")
+    yield ""
+    if other:
+        against = found.table.against
+        yield f"*Other paper*: the same method and data as {against} prints them."
+        yield ""
+
+
+def _ours(one: Compared, places: int) -> str:
+    if one.mean is None:
+        return "" if one.planned.cell is None else "not run"
+    if one.deviation is None:
+        return number(one.mean, places)
+    return f"{number(one.mean, places)} ± {number(one.deviation, places)}"
+
+
+def _not_here(found: Reproduction) -> Iterator[str]:
+    """Yield the cells without numbers, with what would give them."""
+    absent: dict[str, list[str]] = {}
+    for one in found.cells:
+        if one.planned.why:
+            absent.setdefault(one.planned.why, []).append(one.planned.column.name)
+    due: dict[str, list[str]] = {column.name: [] for column in found.table.columns}
+    for one in found.cells:
+        if one.planned.cell is not None and one.missing and not one.ours:
+            due[one.planned.column.name].append(one.planned.row.name)
+    due = {name: rows for name, rows in due.items() if rows}
+    if not absent and not due and not found.failures:
+        return
+    yield "## What was not run"
+    yield ""
+    for why, columns in absent.items():
+        yield f"* {', '.join(dict.fromkeys(columns))}: {why}"
+    for name, rows in due.items():
+        pattern = f"'{name}'" if " " in name else name
+        yield (
+            f"* {name}, {', '.join(rows)}: can be run here: "
+            f"`bfl reproduce {found.table.name} --only {pattern}`"
+        )
+    for command, reason in found.failures.items():
+        yield f"* failed: `{command}`: {reason}"
+    yield ""
+
+
+def _settings(found: Reproduction) -> Iterator[str]:
+    """Yield the command of each cell that was run, and what departs from the paper in its row."""
+    commands: dict[str, str] = {}
+    for one in found.cells:
+        if one.planned.cell and one.ours:
+            commands[one.planned.cell.name] = one.planned.cell.command(min(one.ours))
+    if not commands:
+        return
+    rows = {one.planned.row.name: one.planned.row.recipe for one in found.cells if one.ours}
+    departures = [f"* {name}: {recipe.differs}." for name, recipe in rows.items() if recipe.differs]
+    yield "## Settings"
+    yield ""
+    if departures:
+        yield from [*departures, ""]
+    yield "One command per cell; other seeds replace the last number."
+    yield ""
+    yield "```"
+    yield from commands.values()
+    yield "```"
+    yield ""
+
+
+def _places(found: Reproduction) -> Iterator[str]:
+    """Yield the versions and machines of the runs."""
+    seen = dict.fromkeys(
+        f"{one.machine.get('processor', '')}, {one.machine.get('cores', '')} cores; Python "
+        f"{one.versions.get('python', '')}, torch {one.versions.get('torch', '')}"
+        for one in found.runs
+    )
+    if not seen:
+        return
+    seconds = sum(one.trial.seconds or 0 for one in found.runs)
+    yield (
+        f"{len(found.runs)} runs of {seconds / 60:.0f} minutes in all ({'; '.join(seen)}). The "
+        f"metrics of every run are in `{found.table.name}.json`."
+    )
+
+
+def number(value: float | None, places: int, absent: str = "") -> str:
+    """Return a number with a fixed number of places."""
+    return absent if value is None else f"{value:.{places}f}"
+
+
+def signed(value: float | None, places: int) -> str:
+    """Return a difference with its sign."""
+    return "" if value is None else f"{value:+.{places}f}"
+
+
+def spans(seeds: list[int]) -> str:
+    """Return seeds as they are given: ``0-4``, ``0, 2``."""
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def line(*cells: str) -> str:
+    """Return a row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def header(*cells: str) -> Iterable[str]:
+    """Return the first two lines of a Markdown table."""
+    return line(*cells), "|" + "---|" * len(cells)

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from bflcore.cli import main
+from bflcore.studies import plan as planning
+
+TINY = """
+title = "Tiny"
+source = "nobody, Table 0"
+seeds = "0"
+rounds = { paper = 3, here = 1 }
+flags = { clients = 3, local_epochs = 1, data = "digits" }
+[settings.digits]
+[recipes.fedavg]
+method = "fedavg"
+[metrics.accuracy]
+key = "personal.accuracy"
+title = "accuracy, %"
+[[columns]]
+name = "digits"
+[[rows]]
+name = "fedavg"
+paper = [50.0]
+"""
+
+
+def call(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", *map(str, words)])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY, encoding="utf-8")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_table_is_printed_and_written(capsys, tmp_path):
+    code, out, err = call(capsys, "tiny.toml", "--jobs", 1)
+    assert code == 0
+    assert "| fedavg | 50.00 |" in out
+    assert out.endswith("page: runs/reproduce/tiny.md\n")
+    assert "1/1 fedavg_digits_1r/seed-0" in err
+    assert (tmp_path / "runs/reproduce/tiny.md").read_text() in out
+    code, out, err = call(capsys, "tiny.toml", "--json", "--out", "runs/reproduce")
+    assert json.loads(out)["cells"][0]["seeds"] == [0]
+    assert err == ""  # nothing was run again
+
+
+def test_without_a_table_all_tables_are_listed(capsys, monkeypatch):
+    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data == "cifar10")
+    code, out, _ = call(capsys)
+    assert code == 0
+    assert "fedsi.table1  Accuracy" in out
+    assert "    48 of 72 cells can be run here\n    cifar10 is not here\n" in out
+    _, out, _ = call(capsys, "--json")
+    assert {"bpfed.table1", "tdamp.figures"} <= {one["table"] for one in json.loads(out)}
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["tinny"], "unknown table 'tinny'"),
+        (["tiny.toml", "--only", "fedsi"], "unknown row or column in --only 'fedsi'"),
+        (["tiny.toml", "--rounds", "0"], "--rounds"),
+        (["tiny.toml", "--seeds", "a"], "--seeds: 'a' is not allowed"),
+        (["tiny.toml", "--paper", "--rounds", "2"], "exclude each other"),
+        (["none.toml"], "none.toml does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, words, error):
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert error in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,129 @@
+"""Hooks, options, metrics and commands are documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import bflcore
+from bflcore.cli import bfl as group
+from bflcore.options import options_of
+from bflcore.options.kinds import KINDS
+from bflcore.options.settings import SETTINGS
+from bflcore.registry.loading import load_registry
+
+from .blocks import imported
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REGISTRY = load_registry()
+reference = imported(DOCS / "reference_pages.py")
+PAGES = reference.pages()
+# Of metrics.jsonl: what stands before a metric's own name.
+GROUPS = re.compile(r"^((validation|global|novel|personal|calibrated|ood|sample)\.)+")
+SMALL = {"clients": 4, "rounds": 1, "local_epochs": 1, "workers": 1, "progress": False}
+HELD = {"validation_fraction": 0.2, "calibration_fraction": 0.3, "novel_clients": 1}
+
+
+def written():
+    """Return the text of the pages that people wrote for the manual."""
+    folders = ("start", "concepts", "methods", "coming-from", "extending", "reference")
+    pages = [*DOCS.glob("*.md"), *(p for f in folders for p in (DOCS / f).glob("*.md"))]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_component_and_option_is_on_its_kinds_page(kind):
+    page = PAGES[f"reference/components/{kind.name}.md"]
+    for name, component in REGISTRY.of(kind.name).items():
+        if REGISTRY.owner(kind.name, name) not in reference.OURS:
+            continue
+        assert f"\n## {name}\n" in page
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert component.summary() in section
+        for option in options_of(component):
+            assert f".{option.name}`" in section, (name, option.name)
+            assert option.help.replace("|", "\\|") in section, (name, option.name)
+
+
+def test_every_setting_is_on_the_page_of_settings():
+    page = PAGES["reference/settings.md"]
+    for settings in SETTINGS.values():
+        for option in options_of(settings):
+            assert f"`--{option.name.replace('_', '-')}`" in page
+            assert option.help.replace("|", "\\|") in page
+
+
+def test_every_command_and_flag_is_on_the_page_of_the_command_line():
+    page = PAGES["reference/command-line.md"]
+    for words, command in reference.commands():
+        section = (page + "\n## ").partition(f"\n## {words}\n")[2].partition("\n## ")[0]
+        assert section, words
+        for parameter in command.get_params(click.Context(command)):
+            if isinstance(parameter, click.Option):
+                assert all(f"`{flag}`" in section for flag in parameter.opts), (words, parameter)
+                assert parameter.name == "help" or getattr(parameter, "help", ""), parameter
+
+
+def test_every_command_is_used_or_explained_in_the_manual():
+    context = click.Context(group)
+    text = written()
+    unseen = [name for name in group.list_commands(context) if f"bfl {name}" not in text]
+    assert unseen == []
+
+
+def test_every_hook_is_explained_with_an_example():
+    text = written()
+    for kind in KINDS:
+        assert f"`{kind.hook}`" in PAGES["reference/hooks.md"]
+        assert f"def {kind.hook}():" in text, kind.hook
+
+
+def test_every_public_name_of_python_is_referred_to():
+    listed = re.findall(r"^::: \S+\.(\w+)$", PAGES["reference/python.md"], re.MULTILINE)
+    assert set(bflcore.__all__) - set(listed) == set()
+
+
+def test_names_for_authors_are_those_of_the_guide():
+    rows = re.findall(
+        r"^\| `(bflcore\.[\w.]+)` \| (.*) \|$",
+        (DOCS / "writing-plugins.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    guide = {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+    assert guide == {module: set(names) for module, names in reference.FOR_AUTHORS.items()}
+
+
+def documented():
+    text = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "fedvi", "data": "digits", "ood": "foreign.npz", **SMALL, **HELD},
+        {"method": "fedvi", "data": "boston", **SMALL, **HELD},
+        {"method": "pvi", "data": "digits", "ood": "none", **SMALL},
+    ],
+    ids=["classification", "regression", "sites"],
+)
+@pytest.mark.filterwarnings("ignore::bflcore.errors.RunWarning")
+def test_every_metric_that_runs_record_is_defined(settings, tmp_path, monkeypatch):
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    np.savez("foreign.npz", x=np.random.default_rng(0).random((20, 1, 8, 8), dtype=np.float32))
+    run = bflcore.run(**settings, out="run")
+    lines = Path("run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    recorded = {GROUPS.sub("", name) for line in lines for name in json.loads(line)}
+    assert {"accuracy", "rmse"} & recorded
+    assert ("fpr95" in recorded) == ("ood" in settings and settings["ood"] != "none")
+    assert recorded - documented() == set()
+    assert run.summary["rounds"] == 1
+    assert set(run.summary) - {"method", "rounds", "final", "best"} <= documented()

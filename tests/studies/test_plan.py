@@ -1,0 +1,125 @@
+import attrs
+import pytest
+
+from bflcore.errors import OptionError
+from bflcore.studies import plan as planning
+from bflcore.studies.paper_tables import Recipe, StandIn, read_table
+from bflcore.studies.plan import absent, plan
+
+
+def one(table, row, column, **flags):
+    found = plan(read_table(table), [row, column], **flags)
+    return next(p for p in found if (p.row.name, p.column.name) == (row, column))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Say which data sets are here."""
+    there = set()
+    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data not in there)
+    return there
+
+
+def test_a_cell_has_the_flags_of_protocol_setting_and_recipe(here):
+    here.add("fashion-mnist")
+    cell = one("bpfed.table1", "fedavg", "fashion-mnist-small").cell
+    flags = {"partition": "labels:5", "clients": 10, "train_per_class": 50, "model": "mlp"}
+    assert flags.items() <= cell.flags.items()
+    assert cell.options == {"inference.optimiser": "sgd", "inference.lr": 0.1}
+
+
+def test_a_setting_overrides_the_recipe_which_overrides_the_protocol(here):
+    here |= {"fashion-mnist", "mnist"}
+    fraction = "inference.fraction"
+    assert one("fedsi.figures", "fedsi", "fraction-0.05").cell.options[fraction] == 0.05
+    assert one("fedsi.figures", "fedsi", "fraction-0.2").cell.options[fraction] == 0.2
+    momentum = "inference.momentum"
+    assert one("superfed.table1", "fedavg", "mnist-50").cell.options[momentum] == 0.9
+    assert one("superfed.table1", "scaffold", "mnist-50").cell.options[momentum] == 0.0
+    assert one("superfed.table1", "fedavg", "mnist-50").cell.flags["local_epochs"] == 10
+    assert one("superfed.table1", "fedrep", "mnist-50").cell.flags["local_epochs"] == 1
+
+
+def test_only_the_last_round_is_evaluated(here):
+    here.add("fashion-mnist")
+    for rounds, number in ({}, 30), ({"rounds": 7}, 7), ({"paper": True}, 800):
+        planned = one("fedsi.table1", "fedper", "fashion-mnist-small", **rounds)
+        assert planned.rounds == number
+        assert (planned.cell.flags["rounds"], planned.cell.flags["eval_every"]) == (number, number)
+        assert planned.cell.name == f"fedper_fashion-mnist-small_{number}r"
+
+
+def test_a_recipe_may_train_longer_but_not_longer_than_the_paper(here):
+    here.add("fashion-mnist")
+    assert one("fedsi.table1", "bpfed", "fashion-mnist-small").rounds == 100
+    assert one("fedsi.table1", "bpfed", "fashion-mnist-small", paper=True).rounds == 800
+
+
+def test_a_single_round_stays_single(here):
+    here.add("cifar10")
+    assert one("aggregation.tables", "dwc", "iid-pretrained", rounds=5).rounds == 1
+
+
+def test_data_that_are_not_here_are_replaced_by_the_stand_in(here):
+    planned = one("fedsi.table1", "fedsi", "mnist-small")
+    assert (planned.cell.flags["data"], planned.cell.flags["test_per_class"]) == ("mnist5k", 50)
+    assert "mnist5k" in planned.stand_in
+    assert "mnist5k" in planned.cell.name
+    here.add("mnist")
+    planned = one("fedsi.table1", "fedsi", "mnist-small")
+    assert (planned.cell.flags["data"], planned.stand_in) == ("mnist", "")
+    assert planned.cell.flags["test_per_class"] == 950
+
+
+def test_a_cell_without_data_says_which_command_fetches_them(here):
+    planned = one("fedsi.table1", "fedsi", "cifar10-small")
+    assert planned.cell is None
+    assert "bfl reproduce fedsi.table1 --only cifar10-small --download" in planned.why
+    assert "bfl show dataset femnist" in one("superfed.table3", "fedavg", "femnist").why
+
+
+def test_a_method_that_is_not_installed_does_not_stop_the_others(here):
+    here.add("fashion-mnist")
+    table = read_table("fedsi.table1")
+    recipe = Recipe("fedsi", "fedsi-of-another-distribution")
+    rows = [attrs.evolve(r, recipe=recipe) if r.name == "fedsi" else r for r in table.rows]
+    found = plan(attrs.evolve(table, rows=tuple(rows)), ["fashion-mnist-small"])
+    assert [p.row.name for p in found if p.cell is None] == ["fedsi"]
+    assert "fedsi-of-another-distribution is not installed" in found[-1].why
+
+
+def test_options_that_a_method_lacks_are_left_out(here):
+    here.add("mnist")
+    table = read_table("superfed.table1")
+    row = table.row("fedavg")
+    without = attrs.evolve(row.recipe, without=("inference.momentum",))
+    table = attrs.evolve(table, rows=(attrs.evolve(row, recipe=without),))
+    options = plan(table, ["mnist-50"])[0].cell.options
+    assert "inference.momentum" not in options
+    assert options["inference.weight_decay"] == 0.0001
+
+
+def test_the_folder_of_the_data_reaches_the_runs_but_not_those_of_stand_ins(here, tmp_path):
+    planned = one("fedsi.table1", "fedsi", "mnist-small", data_dir=tmp_path)
+    assert "data_dir" not in planned.cell.flags
+    here.add("mnist")
+    planned = one("fedsi.table1", "fedsi", "mnist-small", data_dir=tmp_path)
+    assert planned.cell.flags["data_dir"] == str(tmp_path)
+
+
+def test_data_are_looked_for_without_waiting_for_torch(tmp_path):
+    assert absent("cifar10", tmp_path)
+    assert absent("shakespeare", tmp_path)
+    assert not absent("digits")
+
+
+def test_an_unknown_pattern_is_refused():
+    with pytest.raises(OptionError, match="--only"):
+        plan(read_table("fedsi.table1"), ["emnist"])
+
+
+def test_a_stand_in_says_what_it_is():
+    for name in ("fedsi.table1", "superfed.table1", "aggregation.tables", "tdamp.figures"):
+        for column in read_table(name).columns:
+            stand_in = column.setting.stand_in
+            assert stand_in is None or (isinstance(stand_in, StandIn) and len(stand_in.says) > 20)

@@ -1,0 +1,266 @@
+import json
+import shlex
+import shutil
+
+import pytest
+
+from bflcore.cli.run import resolved
+from bflcore.errors import OptionError, RunError
+from bflcore.registry.loading import load_registry
+from bflcore.studies import plan as planning
+from bflcore.studies import reproduce as module
+from bflcore.studies.reproduce import reproduce, standing_of_tables
+from bflcore.studies.results import Results
+
+TINY = """
+title = "Tiny"
+source = "nobody, Table 0"
+seeds = "0-1"
+rounds = { paper = 3, here = 1 }
+flags = { clients = 3, local_epochs = 1, model = "mlp" }
+options = { "model.hidden" = [4] }
+differs = ["It is tiny."]
+
+[settings.digits]
+flags = { data = "digits" }
+
+[settings.letters]
+flags = { data = "emnist" }
+
+[recipes.fedavg]
+method = "fedavg"
+
+[recipes.local]
+method = "fedavg"
+flags = { share = "none" }
+
+[metrics.accuracy]
+key = "personal.accuracy"
+title = "accuracy, %"
+
+[metrics.ECE]
+key = "personal.ece"
+statistic = "pooled"
+title = "ECE"
+scale = 1.0
+better = "lower"
+range = [0.0, 1.0]
+
+[[columns]]
+name = "digits"
+
+[[columns]]
+name = "digits ECE"
+setting = "digits"
+metric = "ECE"
+
+[[columns]]
+name = "letters"
+
+[[rows]]
+name = "fedavg"
+paper = [99.9, 0.5, 50.0]
+notes = { digits = "one round" }
+
+[[rows]]
+name = "alone"
+recipe = "local"
+paper = [1.0, "n/a", 50.0]
+
+[[claims]]
+text = "sharing is better"
+column = "digits"
+rows = ["fedavg"]
+than_rows = ["alone"]
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Run the whole table once; return its folder and what was returned."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "absent", lambda data, folder=None: data == "emnist")
+        places = {"out": folder / "out", "runs": folder / "runs"}
+        return folder, reproduce(folder / "tiny.toml", jobs=1, **places)
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data == "emnist")
+    places = {"out": tmp_path / "out", "runs": tmp_path / "runs", "jobs": 1}
+    return lambda *only, **given: reproduce(path, only, **(places | given))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Record which runs are asked for, and run none."""
+    asked = []
+
+    def nothing(cells, seeds, folder, **_):
+        asked.extend((cell.name, seed) for seed in seeds for cell in cells)
+        return Results(tuple(cells), tuple(seeds), ())
+
+    monkeypatch.setattr(module, "execute", nothing)
+    return asked
+
+
+def of(found, row, column):
+    return next(
+        one
+        for one in found.cells
+        if (one.planned.row.name, one.planned.column.name) == (row, column)
+    )
+
+
+def test_a_table_is_run_and_written_beside_the_papers_numbers(finished):
+    folder, found = finished
+    one = of(found, "fedavg", "digits")
+    paths = [folder / f"runs/tiny/fedavg_digits_1r/seed-{n}/summary.json" for n in (0, 1)]
+    finals = [json.loads(path.read_text())["final"] for path in paths]
+    ours = [100 * final["personal.accuracy"]["mean"] for final in finals]
+    assert list(one.ours.values()) == ours
+    ece = [final["personal.ece"]["pooled"] for final in finals]
+    assert list(of(found, "fedavg", "digits ECE").ours.values()) == ece
+    page = (folder / "out/tiny.md").read_text()
+    assert f"| {sum(ours) / 2:.2f} ± " in page
+    assert "* **fedavg, digits**" in page
+    assert "one round" in page
+    assert "* letters: emnist is not here; get it with: bfl reproduce tiny --only letters" in page
+    record = json.loads((folder / "out/tiny.json").read_text())
+    assert len(record["runs"]) == 4  # two methods, two seeds; both columns show the same runs
+    assert record["environments"][0]["versions"]["torch"]
+    assert found.claims[0].seeds == 2
+
+
+def test_a_second_time_nothing_is_run_even_without_the_run_directories(
+    finished, tiny, tmp_path, asked
+):
+    folder, found = finished
+    shutil.copytree(folder / "out", tmp_path / "out")
+    again = tiny()
+    assert asked == []
+    assert [one.ours for one in again.cells] == [one.ours for one in found.cells]
+    assert (tmp_path / "out/tiny.md").read_text() == (folder / "out/tiny.md").read_text()
+
+
+def test_the_command_that_is_printed_repeats_the_run(finished):
+    folder, _ = finished
+    record = json.loads((folder / "out/tiny.json").read_text())
+    words = shlex.split(record["runs"][0]["command"])[3:]
+    assert words[-2:] == ["--seed", "0"]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    options = (given.pop("-o"),)
+    flags = {name.strip("-").replace("-", "_"): value for name, value in given.items()}
+    numbers = {name: int(v) if v.isdigit() else v for name, v in flags.items()}
+    experiment = resolved(load_registry(), "fedavg", options, **numbers)
+    assert (experiment.run.rounds, experiment.model.hidden) == (1, (4,))
+
+
+def test_pages_are_written_again_without_running_anything(finished, tiny, tmp_path, asked):
+    folder, _ = finished
+    shutil.copytree(folder / "out", tmp_path / "out")
+    (tmp_path / "out/tiny.md").unlink()
+    tiny(seeds="0-9", pages=True)
+    assert asked == []
+    assert "| 0, 1 | 1 |" in (tmp_path / "out/tiny.md").read_text()
+
+
+def test_only_selects_rows_and_columns(tiny, asked):
+    tiny("alone", seeds="0")
+    tiny("fedavg,digits", seeds=[3])
+    assert asked == [("local_digits_1r", 0), ("fedavg_digits_1r", 3)]
+    asked.clear()
+    tiny("letters")
+    assert asked == []  # the data are not here
+
+
+def test_other_rounds_are_other_runs(tiny, asked):
+    tiny("fedavg", seeds="0", rounds=2)
+    tiny("fedavg", seeds="0", paper=True)
+    assert asked == [("fedavg_digits_2r", 0), ("fedavg_digits_3r", 0)]
+
+
+def test_what_was_measured_stays_on_the_page_when_something_else_is_run(
+    finished, tiny, tmp_path, asked
+):
+    shutil.copytree(finished[0] / "out", tmp_path / "out")
+    found = tiny("alone", seeds="7")
+    assert asked == [("local_digits_1r", 7)]
+    assert list(of(found, "fedavg", "digits").ours) == [0, 1]
+    assert of(found, "alone", "digits").missing == (7,)
+
+
+def test_an_interrupted_table_continues_to_the_same_numbers(finished, tiny, tmp_path):
+    folder, whole = finished
+    # What is left of a run: its directory, finished, and no record of it.
+    kept = "runs/tiny/fedavg_digits_1r"
+    shutil.copytree(folder / kept, tmp_path / kept)
+    shutil.rmtree(tmp_path / kept / "seed-1")
+    began = []
+    found = tiny("fedavg", progress=lambda standing: began.append(standing.ended))
+    assert [name for name in began if name] == ["fedavg_digits_1r/seed-1"]
+    assert of(found, "fedavg", "digits").ours == of(whole, "fedavg", "digits").ours
+
+
+def test_the_page_shows_each_run_as_soon_as_it_has_ended(tiny, tmp_path, monkeypatch):
+    whole = module.execute
+
+    def interrupted(*given, progress, **named):
+        def stop(standing):
+            progress(standing)
+            if standing.ended:
+                raise KeyboardInterrupt
+
+        return whole(*given, progress=stop, **named)
+
+    monkeypatch.setattr(module, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tiny("fedavg")
+    assert "| 0 | 1 |" in (tmp_path / "out/tiny.md").read_text()  # seed 0, one round
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tiny, tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY.replace('flags = { share = "none" }', "flags = { lr = 1e30 }"))
+    found = tiny(seeds="0")
+    assert list(of(found, "fedavg", "digits").ours) == [0]
+    assert len(found.failures) == 1
+    assert "* failed: `bfl run fedavg" in (tmp_path / "out/tiny.md").read_text()
+
+
+def test_nothing_is_written_for_a_mistake(tiny, tmp_path):
+    path = tmp_path / "tiny.toml"
+    for given, error in (
+        ({"rounds": 2, "paper": True}, "--paper and --rounds exclude each other"),
+        ({"seeds": "4-0"}, "--seeds"),
+    ):
+        with pytest.raises(OptionError, match=error):
+            tiny(**given)
+    path.write_text(TINY.replace("local_epochs = 1", "local_epoch = 1"))
+    with pytest.raises(OptionError, match="unknown flag 'local_epoch'"):
+        tiny()
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_record_is_refused(finished, tiny, tmp_path):
+    shutil.copytree(finished[0] / "out", tmp_path / "out")
+    record = tmp_path / "out/tiny.json"
+    record.write_text(record.read_text()[:-20])
+    with pytest.raises(RunError, match=r"tiny\.json"):
+        tiny("fedavg", seeds="0")
+
+
+def test_installed_tables_are_listed_with_what_can_be_run_here(monkeypatch):
+    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data != "mnist5k")
+    listed = {table.name: (here, of, why) for table, here, of, why in standing_of_tables()}
+    assert listed["fedsi.table1"] == (
+        12,
+        72,
+        ["mnist is not here", "fashion-mnist is not here", "cifar10 is not here"],
+    )
+    assert listed["superfed.table2"][0] == 0
