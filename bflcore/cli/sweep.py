@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bflcore.studies.execution import Progress, Standing
     from bflcore.studies.results import Results
 
-__all__ = ["commands"]
+__all__ = ["commands", "duration", "line", "show_standing"]
 
 SEEDS = "0-4"
 
@@ -102,7 +102,7 @@ def sweep(
         check_choice(cells, select, on)
     silent = quiet or as_json
     try:
-        with tidy_end(), _progress(silent) as progress:
+        with tidy_end(), show_standing(silent) as progress:
             results = execute(cells, numbers, folder, jobs=jobs, progress=progress)
     except KeyboardInterrupt as error:
         click.echo(
@@ -183,7 +183,7 @@ def _report(
 
 
 @contextmanager
-def _progress(silent: bool) -> Iterator[Progress]:
+def show_standing(silent: bool) -> Iterator[Progress]:
     """Yield a callback that shows how far a sweep is: a bar on a terminal, else lines."""
     if silent:
         yield lambda _: None
@@ -191,20 +191,22 @@ def _progress(silent: bool) -> Iterator[Progress]:
         with _bar() as progress:
             yield progress
     else:
-        yield _line
+        yield line
 
 
-def _line(at: Standing) -> None:
+def line(at: Standing) -> None:
+    """Print a line for a run that has ended."""
     if not at.ended:
         if not at.running and at.done:
             click.echo(f"{at.done} of {at.total} runs are there", err=True)
         return
     said = f"failed: {at.reason}" if at.reason else "done"
-    left = f"  {_duration(at.left)} left" if at.left else ""
+    left = f"  {duration(at.left)} left" if at.left else ""
     click.echo(f"{at.done}/{at.total}  {at.ended}  {said}{left}", err=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -233,7 +235,7 @@ def _bar() -> Iterator[Progress]:
         def progress(at: Standing) -> None:
             if at.reason:
                 bar.console.print(Text(f"{at.ended} failed: {at.reason}"), style="yellow")
-            left = f"{_duration(at.left)} left" if at.left else ""
+            left = f"{duration(at.left)} left" if at.left else ""
             running = ", ".join(at.running)
             bar.update(task, completed=at.done, total=at.total, left=left, running=running)
 
