@@ -124,7 +124,7 @@ def check(claim: Claim, table: Table, cells: Mapping[tuple[str, str], Compared])
         return Checked(claim)
     seeds = sorted(set.intersection(*(set(one.ours) for one in found)))
     if len(seeds) < 2:
-        return Checked(claim, seeds=len(seeds))
+        return Checked(claim, seeds=len(seeds), verdict="needs two seeds")
     left, right = found[: len(first)], found[len(first) :]
     sign = -1 if table.column(claim.column).metric.better == "lower" else 1
     gap = paired(
