@@ -18,7 +18,7 @@ from bflcore.cli.execution import Ended, tidy_end
 from bflcore.cli.run import QUIET, experiment_flags
 from bflcore.errors import OptionError
 from bflcore.studies.cells import Cell, seeds_of
-from bflcore.studies.execution import execute
+from bflcore.studies.execution import duration, execute
 from bflcore.studies.grids import cells_of, parse_axis, read_list
 from bflcore.studies.results import read_study
 from bflcore.studies.sweeps import check_choice, default_folder, write_tables
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bflcore.studies.execution import Progress, Standing
     from bflcore.studies.results import Results
 
-__all__ = ["commands", "duration", "line", "show_standing"]
+__all__ = ["commands", "show_standing"]
 
 SEEDS = "0-4"
 
@@ -102,7 +102,7 @@ def sweep(
         check_choice(cells, select, on)
     silent = quiet or as_json
     try:
-        with tidy_end(), show_standing(silent) as progress:
+        with tidy_end(), show_standing(folder, silent) as progress:
             results = execute(cells, numbers, folder, jobs=jobs, progress=progress)
     except KeyboardInterrupt as error:
         click.echo(
@@ -183,7 +183,7 @@ def _report(
 
 
 @contextmanager
-def show_standing(silent: bool) -> Iterator[Progress]:
+def show_standing(folder: Path, silent: bool) -> Iterator[Progress]:
     """Yield a callback that shows how far a sweep is: a bar on a terminal, else lines."""
     if silent:
         yield lambda _: None
@@ -191,26 +191,12 @@ def show_standing(silent: bool) -> Iterator[Progress]:
         with _bar() as progress:
             yield progress
     else:
-        yield line
+        yield partial(_print_line, folder)
 
 
-def line(at: Standing) -> None:
-    """Print a line for a run that has ended."""
-    if not at.ended:
-        if not at.running and at.done:
-            click.echo(f"{at.done} of {at.total} runs are there", err=True)
-        return
-    said = f"failed: {at.reason}" if at.reason else "done"
-    left = f"  {duration(at.left)} left" if at.left else ""
-    click.echo(f"{at.done}/{at.total}  {at.ended}  {said}{left}", err=True)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+def _print_line(folder: Path, at: Standing) -> None:
+    if text := at.line(folder):
+        click.echo(text, err=True)
 
 
 @contextmanager

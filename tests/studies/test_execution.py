@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from bflcore import OptionError, RunError
 from bflcore.studies.cells import Cell
-from bflcore.studies.execution import execute, resolve_cells
+from bflcore.studies.execution import Standing, duration, execute, resolve_cells
 from bflcore.studies.results import Results
 
 from .quick import FLAGS, OPTIONS, cell
@@ -131,6 +131,22 @@ def test_data_that_changed_are_other_settings(tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(RunError, match="file: .*content of the data was"):
         execute([of_file], (0,), tmp_path / "study")
+
+
+def test_lines_say_what_ended_why_and_how_long_is_left():
+    found = [
+        Standing(0, 4, 0, ()),
+        Standing(0, 4, 0, ("a/seed-0",)),
+        Standing(1, 4, 0, (), 300.0, "a/seed-0"),
+        Standing(4, 4, 1, (), 0.0, "b/seed-0", "a reason"),
+    ]
+    assert [at.line(Path("s")) for at in found] == [
+        "4 runs in s, 0 of them finished",
+        "",
+        "1/4  a/seed-0  done  5 min left",
+        "4/4  b/seed-0  failed: a reason",
+    ]
+    assert [duration(s) for s in (3.4, 89, 91, 7200)] == ["3 s", "89 s", "2 min", "2.0 h"]
 
 
 def test_two_studies_do_not_share_a_folder(tmp_path):

@@ -58,6 +58,14 @@ def test_metrics_of_the_tables_may_be_chosen(found):
     assert write_tables(results({"a": []})) == ()
 
 
+def test_progress_is_printed_if_asked_for(found, capsys):
+    given = {"out": found.folder, "seeds": "0-1", "options": OPTIONS, "validation_fraction": 0.2}
+    bflcore.sweep("fedvi", grid={"lr": [0.05]}, **given, **FLAGS)
+    assert capsys.readouterr().out == ""
+    bflcore.sweep("fedvi", grid={"lr": [0.05]}, progress=True, **given, **FLAGS)
+    assert capsys.readouterr().out == f"2 runs in {found.folder}, 2 of them finished\n"
+
+
 def test_a_choice_that_cannot_be_made_is_refused_before_anything_is_run():
     cells = [Cell("a", "fedavg", FLAGS), Cell("b", "fedavg", FLAGS | {"validation_fraction": 0.2})]
     with pytest.raises(OptionError, match="cell a holds no samples out for validation; add --vali"):
