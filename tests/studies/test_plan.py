@@ -1,11 +1,12 @@
 import attrs
 import pytest
 
+from bflcore.data.sources import CIFAR10, MNIST
 from bflcore.errors import DataError, OptionError
 from bflcore.registry.loading import load_registry
 from bflcore.studies import plan as planning
 from bflcore.studies.paper_tables import Recipe, StandIn, read_table
-from bflcore.studies.plan import absent, plan
+from bflcore.studies.plan import absent, fetch, plan
 
 REGISTRY = load_registry()
 
@@ -146,3 +147,18 @@ def test_a_stand_in_says_what_it_is():
         for column in read_table(name).columns:
             stand_in = column.setting.stand_in
             assert stand_in is None or (isinstance(stand_in, StandIn) and len(stand_in.says) > 20)
+
+
+def test_only_data_that_are_absent_and_wanted_are_fetched(here, monkeypatch, tmp_path):
+    here.add("fashion-mnist")
+    asked = []
+    for source in (MNIST, CIFAR10):
+        monkeypatch.setattr(
+            source, "load", lambda self, folder, download: asked.append((self.name, download))
+        )
+    table = read_table("fedsi.table1")
+    planned = plan(table, ["mnist-small", "fashion-mnist-small"])
+    assert fetch(planned, table, tmp_path) == ["mnist"]
+    assert asked == [("mnist", True)]
+    femnist = read_table("superfed.table3")
+    assert fetch(plan(femnist, ["femnist"]), femnist, tmp_path) == []  # not ours to download
