@@ -22,7 +22,6 @@ from bflcore.studies.execution import duration, execute
 from bflcore.studies.grids import cells_of, parse_axis, read_list
 from bflcore.studies.results import read_study
 from bflcore.studies.sweeps import check_choice, default_folder, write_tables
-from bflcore.studies.tables import MEANING, overview
 
 if TYPE_CHECKING:
     from bflcore.studies.execution import Progress, Standing
@@ -163,6 +162,7 @@ def _report(
 ) -> None:
     """Write the tables; print results, failures and the choice."""
     from bflcore.report.table import print_table
+    from bflcore.studies.tables import MEANING, overview
 
     for trial in results.failures:
         click.echo(f"failed: {trial.cell}/seed-{trial.seed}: {trial.failure}", err=True)

@@ -18,12 +18,12 @@ from bflcore.studies.execution import Progress, Standing, execute, resolve_cells
 from bflcore.studies.grids import Entry, axis_of, cells_of
 from bflcore.studies.metrics import check_metric, chosen_on, shown
 from bflcore.studies.results import Results
-from bflcore.studies.tables import MEANING, csv_text, formatted, overview, result_rows
 
 if TYPE_CHECKING:
-    from bflcore.studies import plots
+    from bflcore.studies import plots, tables
 else:
     plots = lazy("bflcore.studies.plots")  # importing matplotlib takes half a second
+    tables = lazy("bflcore.studies.tables")
 
 __all__ = ["check_choice", "default_folder", "sweep", "write_tables"]
 
@@ -109,7 +109,8 @@ def write_tables(results: Results, metrics: Sequence[str] = ()) -> tuple[str, ..
     if not known or folder is None:
         return ()
     names = tuple(check_metric(name, known) for name in metrics) or shown(known)
-    write_text(folder / "table.md", formatted(overview(results, names), "markdown", MEANING))
-    write_text(folder / "table.csv", csv_text(result_rows(results)))
+    shown_rows = tables.overview(results, names)
+    write_text(folder / "table.md", tables.formatted(shown_rows, "markdown", tables.MEANING))
+    write_text(folder / "table.csv", tables.csv_text(tables.result_rows(results)))
     write_text(folder / "plot.svg", plots.plot(results, names[:3]) + "\n")
     return names

@@ -125,3 +125,10 @@ def test_a_terminal_shows_a_bar(monkeypatch, capsys):
     text = capsys.readouterr().err
     assert "a/seed-0 failed: a [reason]" in text
     assert "1/2" in text
+
+
+def test_nothing_slow_is_imported_before_the_first_run():
+    slow = ("torch", "scipy", "matplotlib", "pandas")
+    program = f"import sys, bflcore.cli.sweep; print([n for n in {slow!r} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout.split() == [b"[]"]
