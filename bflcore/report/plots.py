@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bflcore.report.comparison import by_settings
+from bflcore.report.intervals import binomial_band
 from bflcore.report.reading import plain
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ __all__ = [
     "colour_of",
     "confusion",
     "contours",
+    "coverage",
     "learning_curves",
     "reliability",
     "retention",
@@ -54,8 +57,13 @@ NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMS
 
 
 def colour_of(runs: Sequence[Run], run: Run) -> str:
-    """Return the colour of a run, the same in all pictures of a page and in its legend."""
-    return COLOURS[[one is run for one in runs].index(True) % len(COLOURS)]
+    """Return the colour of a run, the same in all pictures of a page and in its legend.
+
+    Runs that differ in the seed alone have the same colour.
+    """
+    groups = enumerate(by_settings(runs))
+    place = next(i for i, group in groups if any(one is run for one in group.runs))
+    return COLOURS[place % len(COLOURS)]
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
@@ -103,14 +111,54 @@ def reliability(runs: Sequence[Run]) -> str:
 
 
 def retention(runs: Sequence[Run]) -> str:
-    """Draw accuracy on the samples that are left when the most uncertain are rejected."""
+    """Draw accuracy and error on the samples that are left when the most uncertain are rejected.
+
+    Dotted: the error if all errors were rejected first.
+    """
     with mpl.rc_context(STYLE):
-        figure, (axis,) = canvas(1)
+        figure, (axis, risk) = canvas(2)
         for run in filter(_evaluated, runs):
             kept, colour = run.evaluation["personal"]["retention"], colour_of(runs, run)
             axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6)
+            errors = [1 - accuracy for accuracy in kept["accuracy"]]
+            risk.plot(kept["retained"], errors, color=colour, lw=1.6)
+            steps = [i / 50 for i in range(1, 51)]
+            ideal = [max(0.0, 1 - (1 - errors[-1]) / step) for step in steps]
+            risk.plot(steps, ideal, color=colour, lw=1, ls=":")
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
+        risk.set(xlabel="fraction retained", ylabel="error", xlim=(0, 1), title="selective risk")
         return svg(figure)
+
+
+def coverage(run: Run, level: int) -> str:
+    """Draw each client's share of covered samples, and the band of its number of samples.
+
+    The band holds 95 % of the shares of clients whose samples are covered at the rate promised.
+    """
+    rate, name = level / 100, _coverage_of(run, level)
+    clients = [one for one in run.evaluation["calibrated"]["clients"] if name in one]
+    clients = sorted(clients, key=lambda one: (one[name], one["client"]))[:THIN_LINES]
+    bands = [binomial_band(one["examples"], rate) for one in clients]
+    with mpl.rc_context(STYLE):
+        figure, (axis,) = canvas(1, width=6.5, height=2.9)
+        places = range(len(clients))
+        low, high = zip(*bands, strict=True)
+        axis.vlines(places, low, high, color=GREY, lw=5, alpha=0.3)
+        axis.axhline(rate, color=GREY, lw=1, ls=":")
+        for place, one, band in zip(places, clients, bands, strict=True):
+            inside = band[0] <= one[name] <= band[1]
+            axis.plot(place, one[name], "o", ms=4.5, color=COLOURS[0 if inside else 1])
+        names = [run.client(one["client"]) for one in clients]
+        if len(names) <= LEGIBLE:
+            axis.set_xticks(places, [n if len(n) < 10 else f"{n[:8]}..." for n in names])
+        else:
+            axis.set_xticks([])
+        axis.set(xlabel="client", ylabel="coverage", title=f"{level} % per client")
+        return svg(figure)
+
+
+def _coverage_of(run: Run, level: int) -> str:
+    return f"{'set' if run.classifies else 'interval'}_coverage{level}"
 
 
 def scores(runs: Sequence[Run], run: Run) -> str:
@@ -127,6 +175,10 @@ def scores(runs: Sequence[Run], run: Run) -> str:
         ):
             shares = [count / max(1, sum(found[name])) for count in found[name]]
             axis.stairs(shares, edges, fill=fill, color=colour, alpha=0.6 if fill else 1, lw=1.6)
+        counts = enumerate(zip(found["own"], found["foreign"], strict=True))
+        occupied = [i for i, both in counts if any(both)]
+        first, last = min(occupied, default=0), max(occupied, default=len(edges))
+        axis.set_xlim(edges[max(0, first - 3)], edges[min(len(edges) - 1, last + 4)])
         ticks = (0.0001, 0.01, 0.1, 0.5, 0.9, 0.99)
         axis.set_xticks([math.log(tick / (1 - tick)) for tick in ticks], [f"{t:g}" for t in ticks])
         name = "entropy of the prediction / log C" if run.classifies else "epistemic share"
