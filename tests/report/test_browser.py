@@ -86,6 +86,11 @@ def found(page, tmp_path, width, scheme):
 DARK, LIGHT = 0, 1
 
 
+def brightness(colour):
+    """Return the mean of red, green and blue of ``rgb(r, g, b)``."""
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(380, DARK), (1280, LIGHT)])
 def test_the_page_fits_sorts_and_follows_the_scheme(page, tmp_path, width, scheme):
     seen = found(page, tmp_path, width, scheme)
@@ -93,9 +98,7 @@ def test_the_page_fits_sorts_and_follows_the_scheme(page, tmp_path, width, schem
     assert seen["falling"] == seen["rising"][::-1]
     assert seen["order"] == "descending"
     assert seen["wide"] <= seen["window"] <= max(width, 500)  # no scrolling sideways
-    paper, ink = (
-        sum(map(int, re.findall(r"\d+", seen[name])[:3])) / 3 for name in ("paper", "ink")
-    )
+    paper, ink = (brightness(seen[name]) for name in ("paper", "ink"))
     assert (paper < 60 < 140 < ink) if scheme == DARK else (paper > 200 > 130 > ink)
     assert len(seen["pictures"]) >= 24
     assert set(seen["pictures"]) == {8}
