@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bflcore.lazy import lazy
-from bflcore.report.intervals import binomial_band
+from bflcore.report.intervals import coverage_band
 from bflcore.report.table import grid
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ SENTENCE = (
 
 
 COVERED = (
-    "{label}: each client's share of test samples whose {kind} of {level} % has the target. "
-    "Grey: the band that holds 95 % of the shares where the rate is {level} % exactly (binomial). "
-    "{below} of {all} clients are below their band, {above} above; {due:.1f} on either side are to "
-    "be expected, and somewhat more, because the rate itself varies with the few samples that "
-    "calibrate."
+    "{label}: each client's share of test samples whose {kind} of {level} % has the target. Grey: "
+    "where 95 % of clients are to be expected with so many test samples{because}. {below} of {all} "
+    "are below their band and {above} above; {due:.1f} on either side are to be expected."
 )
+OWN = " and so few calibration samples of their own, which let the coverage vary (beta-binomial)"
+EXACT = " if each is covered at that rate exactly (binomial)"
 
 
 def covered(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return for each calibrated run the clients' coverage: level, picture and sentence."""
+    """Return for each calibrated run the clients' coverage: picture and sentence."""
     return [found for run in runs if (found := _covered(run))]
 
 
@@ -45,21 +45,37 @@ def _covered(run: Run) -> dict[str, Any] | None:
     kind = "set" if run.classifies else "interval"
     name = f"{kind}_coverage{PICTURED}"
     every = run.evaluation.get("calibrated", {}).get("clients", [])
-    clients = [one for one in every if name in one]
+    clients = sorted((one for one in every if name in one), key=lambda one: (one[name], str(one)))
     if not clients:
         return None
-    bands = [binomial_band(one["examples"], PICTURED / 100) for one in clients]
-    pairs = list(zip(clients, bands, strict=True))
+    shares = [float(one[name]) for one in clients]
+    bands = [_band(run, one) for one in clients]
     sentence = COVERED.format(
         label=run.label,
         kind=kind,
         level=PICTURED,
-        below=sum(one[name] < band[0] for one, band in pairs),
-        above=sum(one[name] > band[1] for one, band in pairs),
+        because=OWN if _by_own_samples(run) else EXACT,
+        below=sum(share < band[0] for share, band in zip(shares, bands, strict=True)),
+        above=sum(share > band[1] for share, band in zip(shares, bands, strict=True)),
         all=len(clients),
         due=0.025 * len(clients),
     )
-    return {"label": run.label, "sentence": sentence, "svg": plots.coverage(run, PICTURED)}
+    names = [run.client(one["client"]) for one in clients]
+    return {"sentence": sentence, "svg": plots.coverage(names, shares, bands, PICTURED)}
+
+
+def _band(run: Run, client: dict[str, Any]) -> tuple[float, float]:
+    known, number = run.description.get("clients", []), int(client["client"])
+    own = int(known[number].get("calibration", 0)) if number < len(known) else 0
+    calibrated = own if _by_own_samples(run) else 0
+    return coverage_band(int(client["examples"]), PICTURED / 100, calibrated)
+
+
+def _by_own_samples(run: Run) -> bool:
+    """Say whether one threshold per client, from its own samples alone, makes the sets."""
+    given = run.experiment.get("calibrator", {}).get("conformal", {})
+    plain_sets = given.get("group", "none") == "none" and not given.get("confidence")
+    return bool(given.get("scope") == "client" and plain_sets)
 
 
 def section(runs: Sequence[Run]) -> dict[str, Any]:

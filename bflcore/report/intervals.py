@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["binomial_band", "half_width", "selective_risk", "student"]
+__all__ = ["coverage_band", "half_width", "selective_risk", "student"]
 
 SMALL = (12.7062, 4.3027, 3.1824, 2.7764)  # 97.5 % quantiles of Student's t, 1 to 4 degrees
 Z = 1.959964  # that of the normal distribution
@@ -38,26 +38,48 @@ def half_width(values: Sequence[float]) -> float | None:
     return student(count - 1) * math.sqrt(spread / (count - 1) / count)
 
 
-def binomial_band(count: int, rate: float) -> tuple[float, float]:
-    """Return the shares between which `count` trials of a `rate` have 95 % of their successes.
+def coverage_band(count: int, rate: float, calibrated: int = 0) -> tuple[float, float]:
+    """Return the shares between which 95 % of clients with `count` test samples are covered.
 
-    They are the 2.5 % and 97.5 % quantiles of the binomial distribution, over `count`.
+    Without `calibrated` the coverage is the `rate`, and the number of covered samples binomial. The
+    sets of a client that calibrates with n samples of its own have a coverage that is
+    Beta(k, n + 1 - k) distributed, k = ceil(rate (n + 1)), and the number is beta-binomial (Vovk
+    2012); with k > n the sets hold everything.
     """
+    first = math.ceil(rate * (calibrated + 1) - 1e-9)
+    if calibrated and first > calibrated:
+        return 1.0, 1.0
     below, lower = 0.0, 0
-    for successes in range(count + 1):
-        below += _binomial(successes, count, rate)
+    for covered in range(count + 1):
+        if calibrated:
+            below += _beta_binomial(covered, count, first, calibrated + 1 - first)
+        else:
+            below += _binomial(covered, count, rate)
         if below < TAIL:
-            lower = successes + 1
+            lower = covered + 1
         if below >= 1 - TAIL:
-            return lower / count, successes / count
+            return lower / count, covered / count
     return lower / count, 1.0
 
 
-def _binomial(successes: int, count: int, rate: float) -> float:
+def _binomial(covered: int, count: int, rate: float) -> float:
     if rate in {0.0, 1.0}:
-        return float(successes == count * rate)
-    ways = math.lgamma(count + 1) - math.lgamma(successes + 1) - math.lgamma(count - successes + 1)
-    return math.exp(ways + successes * math.log(rate) + (count - successes) * math.log1p(-rate))
+        return float(covered == count * rate)
+    odds = covered * math.log(rate) + (count - covered) * math.log1p(-rate)
+    return math.exp(_log_ways(covered, count) + odds)
+
+
+def _beta_binomial(covered: int, count: int, a: float, b: float) -> float:
+    ratio = _log_beta(covered + a, count - covered + b) - _log_beta(a, b)
+    return math.exp(_log_ways(covered, count) + ratio)
+
+
+def _log_ways(chosen: int, count: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
 def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:

@@ -12,7 +12,6 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bflcore.report.comparison import by_settings
-from bflcore.report.intervals import binomial_band
 from bflcore.report.reading import plain
 
 if TYPE_CHECKING:
@@ -130,35 +129,28 @@ def retention(runs: Sequence[Run]) -> str:
         return svg(figure)
 
 
-def coverage(run: Run, level: int) -> str:
-    """Draw each client's share of covered samples, and the band of its number of samples.
-
-    The band holds 95 % of the shares of clients whose samples are covered at the rate promised.
-    """
-    rate, name = level / 100, _coverage_of(run, level)
-    clients = [one for one in run.evaluation["calibrated"]["clients"] if name in one]
-    clients = sorted(clients, key=lambda one: (one[name], one["client"]))[:THIN_LINES]
-    bands = [binomial_band(one["examples"], rate) for one in clients]
+def coverage(
+    names: Sequence[str],
+    shares: Sequence[float],
+    bands: Sequence[tuple[float, float]],
+    level: int,
+) -> str:
+    """Draw each client's share of covered samples, in another colour where outside its band."""
     with mpl.rc_context(STYLE):
         figure, (axis,) = canvas(1, width=6.5, height=2.9)
-        places = range(len(clients))
-        low, high = zip(*bands, strict=True)
-        axis.vlines(places, low, high, color=GREY, lw=5, alpha=0.3)
-        axis.axhline(rate, color=GREY, lw=1, ls=":")
-        for place, one, band in zip(places, clients, bands, strict=True):
-            inside = band[0] <= one[name] <= band[1]
-            axis.plot(place, one[name], "o", ms=4.5, color=COLOURS[0 if inside else 1])
-        names = [run.client(one["client"]) for one in clients]
-        if len(names) <= LEGIBLE:
-            axis.set_xticks(places, [n if len(n) < 10 else f"{n[:8]}..." for n in names])
-        else:
-            axis.set_xticks([])
+        drawn = list(zip(shares, bands, strict=True))[:THIN_LINES]
+        width = min(8.0, 300 / len(drawn))  # points
+        for place, (share, band) in enumerate(drawn):
+            axis.vlines(place, *band, color=GREY, lw=width, alpha=0.3)
+            inside = band[0] <= share <= band[1]
+            axis.plot(place, share, "o", ms=4.5, color=COLOURS[0 if inside else 1])
+        axis.axhline(level / 100, color=GREY, lw=1, ls=":")
+        axis.set_xticks([])
+        if len(drawn) <= LEGIBLE:
+            short = [name if len(name) < 10 else f"{name[:8]}..." for name in names]
+            axis.set_xticks(range(len(drawn)), short)
         axis.set(xlabel="client", ylabel="coverage", title=f"{level} % per client")
         return svg(figure)
-
-
-def _coverage_of(run: Run, level: int) -> str:
-    return f"{'set' if run.classifies else 'interval'}_coverage{level}"
 
 
 def scores(runs: Sequence[Run], run: Run) -> str:

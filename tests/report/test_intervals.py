@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bflcore.report.intervals import binomial_band, half_width, selective_risk, student
+from bflcore.report.intervals import coverage_band, half_width, selective_risk, student
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 6, 9, 19, 99, 1000])
@@ -29,12 +29,24 @@ def test_half_of_an_interval_is_scipys():
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9, 0.99])
 def test_the_band_of_a_share_is_the_binomial_quantiles(count, rate):
     low, high = scipy.stats.binom.ppf([0.025, 0.975], count, rate) / count
-    assert binomial_band(count, rate) == pytest.approx((low, high))
+    assert coverage_band(count, rate) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("count", [1, 10, 250, 3000])
+@pytest.mark.parametrize(("calibrated", "first"), [(9, 9), (20, 19), (50, 46), (999, 900)])
+def test_few_calibration_samples_widen_the_band_to_beta_binomial(count, calibrated, first):
+    exact = scipy.stats.betabinom(count, first, calibrated + 1 - first)
+    low, high = exact.ppf([0.025, 0.975]) / count
+    assert coverage_band(count, 0.9, calibrated) == pytest.approx((low, high))
+
+
+def test_too_few_calibration_samples_have_sets_of_everything():
+    assert coverage_band(100, 0.9, 8) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_a_certain_outcome_has_a_band_without_width(rate):
-    assert binomial_band(5, rate) == (rate, rate)
+    assert coverage_band(5, rate) == (rate, rate)
 
 
 def brute_force(errors):
