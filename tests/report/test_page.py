@@ -141,6 +141,34 @@ def test_many_clients_keep_the_page_small(run):
     assert len(page) < 4e5
 
 
+def test_many_runs_keep_the_page_below_two_megabytes_and_all_are_compared(run):
+    read = read_run(run(np.arange(sum(SIZES)) % 4, "fedavg"))
+    (first, *_), personal = read.evaluation["personal"]["clients"], read.evaluation["personal"]
+    many = [first | {"client": i, "accuracy": i / 1000} for i in range(1000)]
+    columns = {"client": [*range(200)], "accuracy": [0.5] * 200, "nll": [1.0] * 200}
+    records = [read.records[-1] | {"round": i, "by_client": columns} for i in range(20)]
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(12_000)).decode()
+    sample = {"client": 0, "sample": 1, "label": 1, "entropy": 0.5, "predicted": [[1, 0.5]]}
+    kept = {"examined": 2000, "wrong": [sample | {"picture": picture}] * 12}
+    runs = [
+        attrs.evolve(
+            read,
+            path=Path(f"run{i}"),
+            experiment=read.experiment | {"rounds": i},
+            evaluation={"personal": personal | {"clients": many}},
+            records=records,
+            samples=kept,
+        )
+        for i in range(9)
+    ]
+    page = render_page(runs)
+    assert len(page) < 2e6
+    assert "all 9 runs" in page
+    assert page.count("<h2>Clients: run") == 6
+    compared = page[page.index("<h2>Comparison") : page.index("<h2>Learning curves")]
+    assert all(f"<td>run{i}</td>" in compared for i in range(9))
+
+
 def test_an_unfinished_run_has_a_page_that_says_so(run):
     folder = run(np.arange(sum(SIZES)) % 4, "fedavg")
     (folder / "summary.json").unlink()
