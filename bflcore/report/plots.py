@@ -170,9 +170,9 @@ def scores(runs: Sequence[Run], run: Run) -> str:
         counts = enumerate(zip(found["own"], found["foreign"], strict=True))
         occupied = [i for i, both in counts if any(both)]
         first, last = min(occupied, default=0), max(occupied, default=len(edges))
-        axis.set_xlim(edges[max(0, first - 3)], edges[min(len(edges) - 1, last + 4)])
-        ticks = (0.0001, 0.01, 0.1, 0.5, 0.9, 0.99)
+        ticks = (0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999)
         axis.set_xticks([math.log(tick / (1 - tick)) for tick in ticks], [f"{t:g}" for t in ticks])
+        axis.set_xlim(edges[max(0, first - 3)], edges[min(len(edges) - 1, last + 4)])
         name = "entropy of the prediction / log C" if run.classifies else "epistemic share"
         axis.set(xlabel=f"{name} (scale of log-odds)", ylabel="share of samples")
         return svg(figure)
