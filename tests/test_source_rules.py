@@ -15,10 +15,10 @@ CORE = sorted((ROOT / "bflcore").rglob("*.py"))
 PLUGINS = sorted(ROOT.glob("plugins/*/bfl_*/**/*.py"))
 EXAMPLES = sorted(ROOT.glob("examples/*/bfl_*/**/*.py"))
 
-# What the package is besides: the conformance kit, the model and data zoos, studies of many
-# runs, and the two ways in, from Python and from the command line.
-BESIDE = ("testing", "models", "data", "api", "cli", "studies")
-LARGEST_CORE = 9200  # lines of code: no blanks, comments or docstrings
+# What the package is besides: the conformance kit, the model and data zoos, the report, studies of
+# many runs, and the two ways in, from Python and from the command line.
+BESIDE = ("testing", "models", "data", "report", "studies", "api", "cli")
+LARGEST_CORE = 8500  # lines of code: no blanks, comments or docstrings
 
 # A shape in a docstring: ``[K, P]``, ``[...]``, ``[P_shared]``.
 SHAPE = re.compile(r"``\[[^\]]*\]``")

@@ -111,9 +111,14 @@ def encoded(dataset: Dataset, train: Integers, *, references: bool = False) -> D
 
 
 class DataSource(Component, abc.ABC):
-    """Base of data sets that ``--data NAME`` finds."""
+    """Base of data sets that ``--data NAME`` finds.
+
+    `public` says that anybody may see the samples: a run then keeps a few test samples for its
+    report (``--keep-samples``).
+    """
 
     kind: ClassVar[str] = "dataset"
+    public: ClassVar[bool] = False
 
     @abc.abstractmethod
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:

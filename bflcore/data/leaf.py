@@ -56,6 +56,7 @@ class Split:
 class LEAF(DataSource):
     """Base of LEAF's data sets; a subclass says what its samples and labels are."""
 
+    public = True
     classes: int
     unit: float  # see `Dataset`
     command: str  # writes the files, in LEAF's folder of the data set

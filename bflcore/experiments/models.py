@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bflcore.messages import Personalised
 
-__all__ = ["Models", "read_tensors", "save_tensors"]
+__all__ = ["OWN", "STORED", "Models", "read_tensors", "save_tensors"]
 
 HEADER, DIGEST = "bflcore", "digest"  # key of the JSON text among a file's metadata; key in it
 OWN, STORED = "own", "stored"  # in the index: a file of its own, or the memory of the checkpoint

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from bflcore.messages import Evaluation
     from bflcore.rounds import Round
 
-__all__ = ["Record", "Records", "summary_of"]
+__all__ = ["BY_CLIENT", "Record", "Records", "summary_of"]
 
 SAMPLE = "sample."  # prefix of metrics of the clients that were evaluated in earlier rounds
+
+BY_CLIENT = "by_client"  # in a line of metrics.jsonl: what the page draws of each client
+FOLLOWED = 200  # clients at most whose metrics are in every line
+DIGITS = 5  # of those metrics
 
 Record = dict[str, Any]
 Sums = Mapping[str, Any]
@@ -102,6 +106,8 @@ class Records:
             record |= _summarised(group, members)
             if compared := [member for member in members if member[0] in sample]:
                 record |= _summarised(f"{SAMPLE}{group}", compared)
+        if "personal" in groups:
+            record[BY_CLIENT] = _followed(groups["personal"], sample)
         record |= {
             "seconds": _rounded(self.seconds),
             "bytes": dict(self.bytes),
@@ -211,6 +217,22 @@ def _summarised(group: str, members: Sequence[tuple[int, Sums, dict[str, float]]
     return {f"{group}.{name}": value for name, value in found.items()}
 
 
+def _followed(
+    members: Sequence[tuple[int, Sums, dict[str, float]]], sample: Collection[int]
+) -> Record:
+    """Return a few metrics of those clients that every evaluation covers, as columns."""
+    chosen = [member for member in members if not sample or member[0] in sample][:FOLLOWED]
+    names = [name for name in ("accuracy", "rmse", "nll") if any(name in m for *_, m in chosen)]
+    columns: Record = {"client": [client for client, *_ in chosen]}
+    for name in names:
+        columns[name] = [_short(found.get(name)) for *_, found in chosen]
+    return columns
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
 def _detail(members: Sequence[tuple[int, Sums, dict[str, float]]]) -> Record:
     """Return every client's metrics, the pooled ones, metrics by class, and curves."""
     total = reduce(metrics.add, (dict(sums) for _, sums, _ in members))
@@ -264,5 +286,5 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _metrics_of(record: Record) -> Record:
-    apart = {"seconds", "bytes", "dropped", "unstable"}
+    apart = {BY_CLIENT, "seconds", "bytes", "dropped", "unstable"}
     return {name: value for name, value in record.items() if name not in apart}

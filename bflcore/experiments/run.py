@@ -16,8 +16,11 @@ from bflcore.engines.trust import FEWEST, Standing
 from bflcore.errors import OptionError, RoundError, RunError, RunWarning
 from bflcore.experiments.coefficients import FILE as COEFFICIENTS
 from bflcore.experiments.coefficients import coefficients_of
+from bflcore.experiments.models import OWN, STORED
 from bflcore.experiments.pretraining import pretrain
 from bflcore.experiments.records import Record, Records
+from bflcore.experiments.samples import FILE as SAMPLES
+from bflcore.experiments.samples import kept, telling_samples
 from bflcore.experiments.stability import Stability, extremes
 from bflcore.experiments.surveys import calibrate, survey
 from bflcore.files import writing
@@ -184,6 +187,7 @@ class Run:
         if last:
             self._keep_models(session)
             self._keep_coefficients()
+            self._keep_samples(session)
         if last or number % run.checkpoint_every == 0:
             self._checkpoint(session)
         self.progress(number, done.loss, record)
@@ -260,6 +264,31 @@ class Run:
         found = coefficients_of(self.prepared, self.problem, self.broadcast)
         if found is not None:
             self.directory.write_json(COEFFICIENTS, found)
+
+    def _keep_samples(self, session: Session) -> None:
+        """Store a few test samples for the report, unless that is a question of privacy."""
+        if not kept(self.experiment):
+            return
+        clock = time.perf_counter()
+        clients = evaluation_sample(self.problem, self.experiment.run.eval_clients)
+        trained = [client for client in clients if client not in self.problem.novel]
+        stored = self.directory.models.index(self.broadcast.round)
+        initial = self.recipe.inference.initial_memory(self.problem)
+
+        def memory_of(client: int) -> Mapping[str, Tensor] | None:
+            """Return the memory ``[...]`` with which a client predicts."""
+            if stored.get(client) == OWN:
+                return self.directory.models.read(client, self.problem.device)
+            if stored.get(client) == STORED:
+                return session.memories.get(client) or initial
+            return None
+
+        found = telling_samples(
+            self.problem, self.recipe.inference, self.broadcast, trained, memory_of
+        )
+        if found:
+            self.directory.write_json(SAMPLES, found)
+        self.records.seconds["evaluation"] += time.perf_counter() - clock
 
     def _checkpoint(self, session: Session) -> None:
         metrics = self.directory.metrics

@@ -56,6 +56,12 @@ class RunSettings(Component):
         "same in all rounds (0 = all)",
         at_least=0,
     )
+    keep_samples: str = option(
+        "auto",
+        "whether the run keeps a few test samples for its report (auto = those of public data "
+        "sets, never of your own data)",
+        choices=("auto", "yes", "no"),
+    )
     bins: int = option(10, "number of bins of the calibration errors", at_least=1, at_most=1000)
     device: str = option("cpu", "device that holds the tensors: cpu, cuda or cuda:N")
     dtype: str = option("float32", "precision of the parameters", choices=("float32", "float64"))

@@ -5,20 +5,77 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bflcore.lazy import lazy
+from bflcore.report.intervals import coverage_band
 from bflcore.report.table import grid
 
 if TYPE_CHECKING:
+    from bflcore.report import plots
     from bflcore.report.reading import Run
+else:
+    plots = lazy("bflcore.report.plots")
 
-__all__ = ["section"]
+__all__ = ["covered", "section"]
 
 LEVELS = (80, 90, 95)
+PICTURED = 90  # the level whose coverage is drawn client by client
 SENTENCE = (
     "Personal models on test samples, after calibration on samples that nobody trained on. NLL and "
     "ECE: all clients pooled, before and after. Coverage: the share of test samples whose set or "
     "interval has the target, pooled and of the client with the lowest share; size: classes in a "
     "set, or width of an interval, mean over samples."
 )
+
+
+COVERED = (
+    "{label}: each client's share of test samples whose {kind} of {level} % has the target. Grey: "
+    "where 95 % of clients are to be expected with so many test samples{because}. {below} of {all} "
+    "are below their band and {above} above; {due:.1f} on either side are to be expected."
+)
+OWN = " and so few calibration samples of their own, which let the coverage vary (beta-binomial)"
+EXACT = " if each is covered at that rate exactly (binomial)"
+
+
+def covered(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return for each calibrated run the clients' coverage: picture and sentence."""
+    return [found for run in runs if (found := _covered(run))]
+
+
+def _covered(run: Run) -> dict[str, Any] | None:
+    kind = "set" if run.classifies else "interval"
+    name = f"{kind}_coverage{PICTURED}"
+    every = run.evaluation.get("calibrated", {}).get("clients", [])
+    clients = sorted((one for one in every if name in one), key=lambda one: (one[name], str(one)))
+    if not clients:
+        return None
+    shares = [float(one[name]) for one in clients]
+    bands = [_band(run, one) for one in clients]
+    sentence = COVERED.format(
+        label=run.label,
+        kind=kind,
+        level=PICTURED,
+        because=OWN if _by_own_samples(run) else EXACT,
+        below=sum(share < band[0] for share, band in zip(shares, bands, strict=True)),
+        above=sum(share > band[1] for share, band in zip(shares, bands, strict=True)),
+        all=len(clients),
+        due=0.025 * len(clients),
+    )
+    names = [run.client(one["client"]) for one in clients]
+    return {"sentence": sentence, "svg": plots.coverage(names, shares, bands, PICTURED)}
+
+
+def _band(run: Run, client: dict[str, Any]) -> tuple[float, float]:
+    known, number = run.description.get("clients", []), int(client["client"])
+    own = int(known[number].get("calibration", 0)) if number < len(known) else 0
+    calibrated = own if _by_own_samples(run) else 0
+    return coverage_band(int(client["examples"]), PICTURED / 100, calibrated)
+
+
+def _by_own_samples(run: Run) -> bool:
+    """Say whether one threshold per client, from its own samples alone, makes the sets."""
+    given = run.experiment.get("calibrator", {}).get("conformal", {})
+    plain_sets = given.get("group", "none") == "none" and not given.get("confidence")
+    return bool(given.get("scope") == "client" and plain_sets)
 
 
 def section(runs: Sequence[Run]) -> dict[str, Any]:

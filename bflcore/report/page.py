@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +15,10 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
-from bflcore.report import calibration, coefficients
+from bflcore.report import calibration, coefficients, comparison, history, samples
+from bflcore.report.intervals import half_width, selective_risk
 from bflcore.report.reading import Run, plain, read_runs, well_formed, without_steering
-from bflcore.report.table import MEANING, grid, row_of, turned
+from bflcore.report.table import MEANING, final_rows, grid, row_of, turned
 
 if TYPE_CHECKING:
     from bflcore.report import plots
@@ -25,6 +29,15 @@ __all__ = ["render_page", "write_report"]
 
 BAR = 90  # pixels of the longest bar in the table of clients
 UPRIGHT = 6  # runs in a table with a column per run
+DETAILED = 6  # runs that are shown client by client
+TILES = {
+    "accuracy": "personal.accuracy",
+    "RMSE": "personal.rmse",
+    "NLL": "personal.nll",
+    "ECE": "personal.ece",
+    "90 % intervals cover": "personal.coverage90",
+    "OOD AUROC": "ood.auroc",
+}
 LONGEST = 200  # rows of a table of clients: the page stays below 2 MB
 EXPLAINED = {
     "ECE": "expected calibration error: how far confidence is from accuracy, averaged over bins of "
@@ -43,6 +56,8 @@ EXPLAINED = {
     "that lies in the data themselves.",
     "retention": "accuracy on the samples that are kept when the most uncertain are rejected: a "
     "model that knows what it does not know rises to the left.",
+    "AURC": "area under the curve of error over the fraction retained: the mean error over all "
+    "fractions. Lower is better.",
 }
 
 
@@ -83,28 +98,110 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
+    environment.filters["themed"] = themed
+    script = environment.get_template("report.js.j2").render()
     evaluated = [run for run in runs if run.tested]
     classified = evaluated if runs[0].classifies else []
-    compared = [run for run in evaluated if "ood" in run.evaluation]
+    detailed = list(runs[:DETAILED])
+    compared = [run for run in detailed if run.tested and "ood" in run.evaluation]
+    groups = comparison.by_settings(runs)
     names = " vs ".join(run.label for run in runs)
-    page = environment.get_template("report.html.j2").render(
-        title=names if len(runs) < 4 else f"{len(runs)} runs",
-        runs=[_details(run) for run in runs],
-        legend=[{"label": run.label, "colour": plots.colour_of(runs, run)} for run in runs],
-        meaning=MEANING,
-        final=_upright([row_of(run) for run in runs]),
-        pooled=_upright([row_of(run, "pooled") for run in runs]),
-        best=_upright([_best(run) for run in evaluated]),
-        chosen=dict.fromkeys(_chosen(run) for run in evaluated),
-        learning_curves=plots.learning_curves(runs) if evaluated else "",
-        reliability=plots.reliability(runs) if classified else "",
-        retention=plots.retention(runs) if classified else "",
-        ood=[{"label": run.label, "svg": plots.scores(runs, run)} for run in compared],
-        calibration=calibration.section(runs),
-        landscapes=landscapes,
-        explained=EXPLAINED,
+    content = {
+        "title": names if len(runs) < 4 else f"{len(runs)} runs",
+        "policy": _policy(script),
+        "script": script,
+        "several": len(runs) > 1,
+        "runs": [_details(run) for run in detailed],
+        "shortened": _shortened(runs),
+        "legend": [
+            {"label": group.label, "colour": themed(plots.colour_of(runs, group.runs[0]))}
+            for group in groups
+        ],
+        "meaning": MEANING,
+        "tiles": _tiles(runs[0]),
+        "comparison": comparison.section(runs),
+        "final": _table(final_rows(runs[0])),
+        "pooled": _upright([row_of(run, "pooled") for run in runs]),
+        "best": _upright([_best(run) for run in evaluated]),
+        "chosen": dict.fromkeys(_chosen(run) for run in evaluated),
+        "learning_curves": plots.learning_curves(runs) if evaluated else "",
+        "history": history.section(runs, [themed(plots.colour_of(runs, run)) for run in runs]),
+        "reliability": plots.reliability(runs) if classified else "",
+        "retention": plots.retention(runs) if classified else "",
+        "risk": _table([_risk(run) for run in classified]),
+        "ood": [{"label": run.label, "svg": plots.scores(runs, run)} for run in compared],
+        "calibration": calibration.section(runs),
+        "covered": calibration.covered(detailed),
+        "landscapes": landscapes,
+        "explained": EXPLAINED,
+    }
+    content["contents"] = [entry for entry, shown in _contents(content) if shown]
+    return without_steering(environment.get_template("report.html.j2").render(content))
+
+
+def themed(svg: str) -> str:
+    """Let the page's style choose the colours of a picture: light and dark paper need others."""
+    for place, colour in enumerate(plots.COLOURS):
+        svg = re.sub(colour, f"var(--c{place})", svg, flags=re.IGNORECASE)
+    return re.sub(plots.GREY, "currentColor", svg, flags=re.IGNORECASE)
+
+
+def _policy(script: str) -> str:
+    """Return what a browser may do for this page: run its own script, and fetch nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     )
-    return without_steering(page)
+
+
+def _contents(content: Mapping[str, Any]) -> list[tuple[tuple[str, str], bool]]:
+    """Return the anchor and name of every section, and whether the page has it."""
+    first = content["runs"][0]
+    return [
+        (("metrics", "Comparison" if content["several"] else "Metrics"), True),
+        (("curves", "Learning curves"), bool(content["learning_curves"])),
+        (("history", "Clients over rounds"), bool(content["history"]["panels"])),
+        (("calibration", "Calibration"), bool(content["reliability"])),
+        (("selective", "Selective prediction"), bool(content["reliability"])),
+        (("calibrated", "Calibrated"), bool(content["calibration"]["rows"])),
+        (("ood", "Out of distribution"), bool(content["ood"])),
+        (("samples", "Samples"), bool(first["samples"]["kinds"])),
+        (("classes", "Classes"), bool(first["classes"]["rows"])),
+        (("clients", "Clients"), True),
+        (("meaning", "Meaning"), True),
+    ]
+
+
+def _shortened(runs: Sequence[Run]) -> str:
+    if len(runs) <= DETAILED:
+        return ""
+    return (
+        f"Tables and curves have all {len(runs)} runs; single clients, classes and samples are "
+        f"shown of the first {DETAILED}, and of every run in its own report."
+    )
+
+
+def _tiles(run: Run) -> list[dict[str, str]]:
+    """Return the few numbers that one run is judged by."""
+    final, tiles = run.summary["final"], []
+    for name, key in TILES.items():
+        if key in final:
+            group, _, metric = key.rpartition(".")
+            clients = run.evaluation.get(group, {}).get("clients", [])
+            around = half_width([one[metric] for one in clients if metric in one])
+            about = "" if around is None else f"± {around:.4f} over clients"
+            tiles.append({"name": name, "value": f"{final[key]['mean']:.4f}", "about": about})
+    if worst := run.worst:
+        value = worst["accuracy" if run.classifies else "rmse"]
+        name = run.client(worst["client"])
+        tiles.append({"name": "worst client", "value": f"{value:.4f}", "about": f"client {name}"})
+    return tiles
+
+
+def _risk(run: Run) -> dict[str, Any]:
+    area, excess = selective_risk(run.evaluation["personal"]["retention"])
+    return {"run": run.label, "AURC": area, "above the best ranking": excess}
 
 
 def _details(run: Run) -> dict[str, Any]:
@@ -123,6 +220,7 @@ def _details(run: Run) -> dict[str, Any]:
         "clients": _clients(run),
         "dropped": _table(run.summary["dropped"][:LONGEST]),
         "coefficients": coefficients.section(run.path),
+        "samples": samples.section(run),
         "settings": tomli_w.dumps(settings),
     }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bflcore.report.comparison import by_settings
 from bflcore.report.reading import plain
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "colour_of",
     "confusion",
     "contours",
+    "coverage",
     "learning_curves",
     "reliability",
     "retention",
@@ -54,8 +56,13 @@ NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMS
 
 
 def colour_of(runs: Sequence[Run], run: Run) -> str:
-    """Return the colour of a run, the same in all pictures of a page and in its legend."""
-    return COLOURS[[one is run for one in runs].index(True) % len(COLOURS)]
+    """Return the colour of a run, the same in all pictures of a page and in its legend.
+
+    Runs that differ in the seed alone have the same colour.
+    """
+    groups = enumerate(by_settings(runs))
+    place = next(i for i, group in groups if any(one is run for one in group.runs))
+    return COLOURS[place % len(COLOURS)]
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
@@ -103,13 +110,46 @@ def reliability(runs: Sequence[Run]) -> str:
 
 
 def retention(runs: Sequence[Run]) -> str:
-    """Draw accuracy on the samples that are left when the most uncertain are rejected."""
+    """Draw accuracy and error on the samples that are left when the most uncertain are rejected.
+
+    Dotted: the error if all errors were rejected first.
+    """
     with mpl.rc_context(STYLE):
-        figure, (axis,) = canvas(1)
+        figure, (axis, risk) = canvas(2)
         for run in filter(_evaluated, runs):
             kept, colour = run.evaluation["personal"]["retention"], colour_of(runs, run)
             axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6)
+            errors = [1 - accuracy for accuracy in kept["accuracy"]]
+            risk.plot(kept["retained"], errors, color=colour, lw=1.6)
+            steps = [i / 50 for i in range(1, 51)]
+            ideal = [max(0.0, 1 - (1 - errors[-1]) / step) for step in steps]
+            risk.plot(steps, ideal, color=colour, lw=1, ls=":")
         axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
+        risk.set(xlabel="fraction retained", ylabel="error", xlim=(0, 1), title="selective risk")
+        return svg(figure)
+
+
+def coverage(
+    names: Sequence[str],
+    shares: Sequence[float],
+    bands: Sequence[tuple[float, float]],
+    level: int,
+) -> str:
+    """Draw each client's share of covered samples, in another colour where outside its band."""
+    with mpl.rc_context(STYLE):
+        figure, (axis,) = canvas(1, width=6.5, height=2.9)
+        drawn = list(zip(shares, bands, strict=True))[:THIN_LINES]
+        width = min(8.0, 300 / len(drawn))  # points
+        for place, (share, band) in enumerate(drawn):
+            axis.vlines(place, *band, color=GREY, lw=width, alpha=0.3)
+            inside = band[0] <= share <= band[1]
+            axis.plot(place, share, "o", ms=4.5, color=COLOURS[0 if inside else 1])
+        axis.axhline(level / 100, color=GREY, lw=1, ls=":")
+        axis.set_xticks([])
+        if len(drawn) <= LEGIBLE:
+            short = [name if len(name) < 10 else f"{name[:8]}..." for name in names]
+            axis.set_xticks(range(len(drawn)), short)
+        axis.set(xlabel="client", ylabel="coverage", title=f"{level} % per client")
         return svg(figure)
 
 
@@ -127,8 +167,12 @@ def scores(runs: Sequence[Run], run: Run) -> str:
         ):
             shares = [count / max(1, sum(found[name])) for count in found[name]]
             axis.stairs(shares, edges, fill=fill, color=colour, alpha=0.6 if fill else 1, lw=1.6)
-        ticks = (0.0001, 0.01, 0.1, 0.5, 0.9, 0.99)
+        counts = enumerate(zip(found["own"], found["foreign"], strict=True))
+        occupied = [i for i, both in counts if any(both)]
+        first, last = min(occupied, default=0), max(occupied, default=len(edges))
+        ticks = (0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999)
         axis.set_xticks([math.log(tick / (1 - tick)) for tick in ticks], [f"{t:g}" for t in ticks])
+        axis.set_xlim(edges[max(0, first - 3)], edges[min(len(edges) - 1, last + 4)])
         name = "entropy of the prediction / log C" if run.classifies else "epistemic share"
         axis.set(xlabel=f"{name} (scale of log-odds)", ylabel="share of samples")
         return svg(figure)

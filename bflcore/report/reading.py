@@ -16,8 +16,11 @@ from bflcore.errors import RunError
 from bflcore.experiments.environment import check_settings
 from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
+from bflcore.experiments.samples import FILE as SAMPLES
 
 __all__ = ["Run", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
+
+DATA = "the data or its partition"  # the name of a fingerprint in environment.json
 
 # Control characters, halves of characters, and marks that turn the direction of what follows.
 STEERING = re.compile(
@@ -47,6 +50,7 @@ class Run:
     environment: dict[str, Any]
     description: dict[str, Any] = attrs.field(factory=dict)  # data.json
     unfinished: str = ""
+    samples: dict[str, Any] = attrs.field(factory=dict)  # samples.json
 
     @property
     def label(self) -> str:
@@ -60,6 +64,12 @@ class Run:
         if task:
             return bool(task == "classification")
         return not any("personal.rmse" in record for record in self.records)
+
+    @property
+    def partitioned(self) -> str | None:
+        """The digest of the data and their partition, which runs on the same clients share."""
+        found: str | None = self.environment.get("fingerprints", {}).get(DATA)
+        return found
 
     @property
     def untested(self) -> list[str]:
@@ -120,9 +130,15 @@ def read_run(path: Path) -> Run:
         summary,
         _read(path / "evaluation.json", read_json),
         _read(path / "environment.json", read_json),
-        _read(path / "data.json", read_json) if (path / "data.json").exists() else {},
+        _if_there(path / "data.json"),
         unfinished,
+        _if_there(path / SAMPLES),
     )
+
+
+def _if_there(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = _read(path, read_json) if path.exists() else {}
+    return found
 
 
 @contextmanager

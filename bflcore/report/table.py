@@ -16,7 +16,17 @@ from rich.text import Text
 from bflcore.errors import RunError
 from bflcore.report.reading import Run, plain
 
-__all__ = ["MEANING", "final_rows", "grid", "paired", "print_table", "row_of", "turned"]
+__all__ = [
+    "CLASSIFICATION",
+    "MEANING",
+    "REGRESSION",
+    "final_rows",
+    "grid",
+    "paired",
+    "print_table",
+    "row_of",
+    "turned",
+]
 
 WIDE = 10_000  # characters, more than any line has
 MEANING = {
@@ -96,9 +106,7 @@ def paired(run: Run, other: Run) -> dict[str, Any]:
     regression: of the error) with its standard error over clients. Raises `RunError` unless both
     have the same data, divided alike.
     """
-    name = "the data or its partition"
-    marks = [r.environment.get("fingerprints", {}).get(name) for r in (run, other)]
-    if marks[0] != marks[1] or marks[0] is None:
+    if run.partitioned != other.partitioned or run.partitioned is None:
         raise RunError(
             f"{run.label} and {other.label} cannot be compared client by client: their data or "
             "partition differ; run both with the same --data, --partition and --seed"

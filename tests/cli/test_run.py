@@ -31,6 +31,7 @@ def test_a_run_leaves_everything_the_design_promises(bfl, tmp_path, method):
         "evaluation.json",
         "checkpoint",
         "report.html",
+        "samples.json",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["method"] == method

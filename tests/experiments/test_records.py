@@ -11,6 +11,7 @@ from bflcore.experiments.records import Records
 from bflcore.messages import Evaluation
 from bflcore.problem import metrics
 from bflcore.problem.ood import ood_sums
+from bflcore.registry.loggers import flat
 from bflcore.rounds import Round
 
 
@@ -179,3 +180,20 @@ def test_the_classes_of_all_clients_are_kept_together():
     assert kept["confusion"] == [[15, 5], [0, 0]]
     assert kept["classes"][0]["recall"] == 0.75
     assert "recall" not in kept["classes"][1]
+
+
+def test_a_line_has_a_few_metrics_of_each_client_that_loggers_leave_alone():
+    records = Records("fedavg")
+    replies = [evaluation(3, 7), evaluation(5, 10), evaluation(9, 1)]
+    line = records.add_evaluation(1, 0.5, {}, replies, novel=(9,))
+    assert line["by_client"]["client"] == [3, 5]
+    assert line["by_client"]["accuracy"] == [0.7, 1.0]
+    assert set(line["by_client"]) == {"client", "accuracy", "nll"}
+    assert not any(name.startswith("by_client") for name in flat(line))
+    assert "by_client" not in records.summary()["final"]
+
+
+def test_at_most_two_hundred_clients_are_followed_in_every_line():
+    records = Records("fedavg")
+    line = records.add_evaluation(1, 0.5, {}, [evaluation(i, 5) for i in range(300)], novel=())
+    assert line["by_client"]["client"] == [*range(200)]

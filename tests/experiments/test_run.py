@@ -235,6 +235,8 @@ def test_all_evaluations_but_the_last_cover_the_same_sample_of_clients(tmp_path)
     mean = sum(entry["accuracy"] for entry in chosen) / len(chosen)
     assert lines[-1]["sample.personal.accuracy"]["mean"] == pytest.approx(mean)
     assert not any(name.startswith("sample.") for name in lines[0])
+    followed = [line["by_client"]["client"] for line in lines]
+    assert followed == [list(asked[0][:3])] * 3  # the same clients in every line, also the last
     assert summary["best"]["chosen"].endswith("of the clients evaluated in all rounds")
     again = sampled(tmp_path, "again", eval_clients=3, rounds=6)
     assert again[3] == asked
@@ -244,8 +246,9 @@ def test_all_evaluations_but_the_last_cover_the_same_sample_of_clients(tmp_path)
 def test_a_sample_of_evaluated_clients_changes_nothing_that_is_learnt(tmp_path):
     few, everybody = (sampled(tmp_path, str(n), eval_clients=n) for n in (2, 0))
     assert {len(clients) for clients in everybody[3]} == {8}
-    apart = {name for name in few[0][-1] if name.startswith("sample.")} | {"seconds", "digest"}
-    assert len(apart) > 3
+    apart = {name for name in few[0][-1] if name.startswith("sample.")}
+    apart |= {"seconds", "digest", "by_client"}
+    assert len(apart) > 4
     last = {name: value for name, value in few[0][-1].items() if name not in apart}
     assert last == {name: everybody[0][-1][name] for name in last}
     assert few[1]["personal"] == everybody[1]["personal"]

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import attrs
 import pytest
 
-from bflcore.report.calibration import section
+from bflcore.report.calibration import covered, section
+from bflcore.report.plots import COLOURS
 from bflcore.report.reading import Run
 
 
@@ -56,3 +58,25 @@ def test_the_page_has_the_section_if_the_run_was_calibrated(bfl, tmp_path, fract
     page = (tmp_path / "run" / "report.html").read_text()
     assert ("Calibrated predictions" in page) is bool(fraction)
     assert ("90 % sets: coverage" in page) is bool(fraction)
+
+
+def client(number, share, examples=100):
+    return {"client": number, "examples": examples, "set_coverage90": share}
+
+
+@pytest.mark.parametrize(("scope", "below"), [("federated", 2), ("client", 1)])
+def test_clients_outside_of_their_band_are_counted(scope, below):
+    """With 100 tests the binomial band is 0.84 to 0.95; with 20 own samples 0.73 to 0.99."""
+    shares = (0.70, 0.80, 0.90, 0.93)
+    one = run("a", ({}, *(client(i, share) for i, share in enumerate(shares))))
+    sizes = {"clients": [{"id": i, "calibration": 20} for i in range(4)]}
+    given = {"calibrator": {"conformal": {"scope": scope, "group": "none", "confidence": 0.0}}}
+    (found,) = covered([attrs.evolve(one, description=sizes, experiment=given)])
+    assert f"{below} of 4 are below their band and 0 above" in found["sentence"]
+    kind = "binomial" if scope == "federated" else "beta-binomial"
+    assert f"({kind})" in found["sentence"]
+    assert COLOURS[1].lower() in found["svg"]
+
+
+def test_a_run_without_sets_has_no_picture_of_coverage():
+    assert covered([run("a"), run("b", ({"nll": 1.0}, {"client": 0, "nll": 1.0}))]) == []

@@ -3,6 +3,7 @@
 Every page is parsed; where a browser is installed, it opens one, too.
 """
 
+import base64
 import html.parser
 import json
 import re
@@ -34,16 +35,25 @@ HARMLESS = "name"
 KEPT = {"task"}  # decides which page it is
 
 
+SAFE = re.compile(r"#[\w-]+|data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+PICTURE = base64.b64encode(b"\x89PNG\r\n\x1a\n of a sample").decode()
+
+
 class Elements(html.parser.HTMLParser):
     """The elements of a page with the names of their attributes, and every link."""
 
     def __init__(self):
         super().__init__()
-        self.found, self.links = set(), []
+        self.found, self.links, self.scripts = set(), [], []
 
     def handle_starttag(self, tag, attributes):
         self.found.add((tag, tuple(sorted(name for name, _ in attributes))))
+        self.scripts += [""] if tag == "script" else []
         self.links += [value for name, value in attributes if name.endswith(("href", "src"))]
+
+    def handle_data(self, data):
+        if self.lasttag == "script" and self.scripts and not self.scripts[-1]:
+            self.scripts[-1] = data
 
 
 def elements(page):
@@ -103,7 +113,14 @@ def named(folder, text):
         environment=filled(run.environment, plain(text)) | {text: {plain(text): plain(text)}},
         description=description,
         unfinished=text,
+        samples={"examined": 9, "unsure": [sample_with(text)], "wrong": [sample_with("")]},
     )
+
+
+def sample_with(text):
+    """Return a kept sample, with a text in place of its picture where there is one."""
+    sample = {"client": 0, "sample": 3, "label": 1, "entropy": 0.5, "predicted": [[1, 0.5]]}
+    return sample | {"picture": text or PICTURE}
 
 
 def pages(folder, text):
@@ -118,9 +135,10 @@ def test_hostile_names_add_no_element_no_attribute_and_no_link(folder):
     for page, expected in zip(pages(folder, HOSTILE), pages(folder, HARMLESS), strict=True):
         found = elements(page)
         assert found.found == elements(expected).found
-        assert not any(tag in {"script", "img", "iframe", "a"} for tag, _ in found.found)
+        assert not any(tag in {"iframe", "object", "embed", "base"} for tag, _ in found.found)
+        assert found.scripts == elements(expected).scripts  # the page's own
         assert not any(name.startswith("on") for _, names in found.found for name in names)
-        assert all(link.startswith("#") for link in found.links)
+        assert all(SAFE.fullmatch(link) for link in found.links)
         assert "&lt;script&gt;" in page
         assert not re.search("[\x00-\x08\x0b-\x1f\ud800-\udfff\u202e]", page)
         assert "{{ 7 * 7 }}" in page
@@ -139,7 +157,11 @@ def test_a_number_that_is_text_is_escaped_or_refused(folder, tmp_path):
                 page = render_page([hostile])
             except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
                 continue  # `write_report` makes one line of it
-            assert not any(tag in {"script", "img", "iframe"} for tag, _ in elements(page).found)
+            found = elements(page)
+            assert len(found.scripts) == 1
+            assert "onerror" not in found.scripts[0]
+            assert not any(tag == "iframe" for tag, _ in found.found)
+            assert all(SAFE.fullmatch(link) for link in found.links)
 
 
 def test_a_table_on_the_terminal_is_not_steered_by_a_name(folder, capsys):

@@ -1,5 +1,8 @@
 """The page of a finished run: what it says, escapes, and leaves out."""
 
+import base64
+import hashlib
+import html
 import json
 import re
 from pathlib import Path
@@ -13,6 +16,7 @@ from bflcore.data.partition import Natural
 from bflcore.errors import RunError
 from bflcore.report import write_report
 from bflcore.report.page import render_page
+from bflcore.report.plots import COLOURS, GREY
 from bflcore.report.reading import read_run
 
 SIZES = (12, 9, 1)  # the last client's only sample trains: it has none to test on
@@ -81,7 +85,7 @@ def test_targets_that_do_not_vary_at_a_client_leave_its_page_whole(run):
 
 def test_a_page_says_what_must_not_be_reported_and_names_its_sections(run):
     page = (run(np.arange(sum(SIZES)) % 4, "fedavg") / "report.html").read_text()
-    headings = ("Final metrics", "Best evaluated round", "Calibration", "Selective prediction")
+    headings = ("Final metrics", "Calibration", "Selective prediction")
     for heading in (*headings, "Classes: run", "Clients: run", "What the metrics mean"):
         assert f"<h2>{heading}</h2>" in page
     assert "chosen on test data: an upper bound, not a result to report." in page
@@ -90,7 +94,11 @@ def test_a_page_says_what_must_not_be_reported_and_names_its_sections(run):
         assert f"<dt>{term}</dt>" in page
     assert all(text in page for text in ("Means, deviations (std)", "Pooled: all clients"))
     assert len(page) < 2e6
-    assert not re.search(r"(src|href)=|url\(['\"]?http|@import", page.replace('xlink:href="#', ""))
+    inside = re.sub(r'(src|href)="(#|data:image/png;base64,)', "", page)
+    assert not re.search(r"(src|href)=|url\(['\"]?http|@import", inside)
+    anchors = re.findall(r'<a href="#(\w+)">', page)
+    assert len(anchors) > 6
+    assert all(page.count(f'<section id="{anchor}">') == 1 for anchor in anchors)
 
 
 def test_texts_of_a_run_are_escaped_and_pictures_are_not(run):
@@ -133,6 +141,34 @@ def test_many_clients_keep_the_page_small(run):
     assert len(page) < 4e5
 
 
+def test_many_runs_keep_the_page_below_two_megabytes_and_all_are_compared(run):
+    read = read_run(run(np.arange(sum(SIZES)) % 4, "fedavg"))
+    (first, *_), personal = read.evaluation["personal"]["clients"], read.evaluation["personal"]
+    many = [first | {"client": i, "accuracy": i / 1000} for i in range(1000)]
+    columns = {"client": [*range(200)], "accuracy": [0.5] * 200, "nll": [1.0] * 200}
+    records = [read.records[-1] | {"round": i, "by_client": columns} for i in range(20)]
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(12_000)).decode()
+    sample = {"client": 0, "sample": 1, "label": 1, "entropy": 0.5, "predicted": [[1, 0.5]]}
+    kept = {"examined": 2000, "wrong": [sample | {"picture": picture}] * 12}
+    runs = [
+        attrs.evolve(
+            read,
+            path=Path(f"run{i}"),
+            experiment=read.experiment | {"rounds": i},
+            evaluation={"personal": personal | {"clients": many}},
+            records=records,
+            samples=kept,
+        )
+        for i in range(9)
+    ]
+    page = render_page(runs)
+    assert len(page) < 2e6
+    assert "all 9 runs" in page
+    assert page.count("<h2>Clients: run") == 6
+    compared = page[page.index("<h2>Comparison") : page.index("<h2>Learning curves")]
+    assert all(f"<td>run{i}</td>" in compared for i in range(9))
+
+
 def test_an_unfinished_run_has_a_page_that_says_so(run):
     folder = run(np.arange(sum(SIZES)) % 4, "fedavg")
     (folder / "summary.json").unlink()
@@ -150,6 +186,25 @@ def test_foreign_samples_have_histograms_and_metrics(run, tmp_path):
     page = (folder / "report.html").read_text()
     assert "<h2>Out of distribution: run</h2>" in page
     assert "<td>OOD AUROC</td>" in page
+
+
+def test_a_page_may_run_its_own_script_and_fetch_nothing(run):
+    page = (run(np.arange(sum(SIZES)) % 4, "fedavg") / "report.html").read_text()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = dict(rule.strip().split(" ", 1) for rule in html.unescape(policy).split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    assert rules["script-src"] == f"'sha256-{digest}'"
+
+
+def test_pictures_take_their_colours_from_the_page(run):
+    page = (run(np.arange(sum(SIZES)) % 4, "fedavg") / "report.html").read_text()
+    drawn = page[page.index("<svg") :]
+    assert not any(colour.lower() in drawn.lower() for colour in (*COLOURS, GREY))
+    assert "stroke: var(--c0)" in drawn
+    assert all(f"--c{place}:" in page for place in range(len(COLOURS)))
 
 
 def test_two_runs_share_a_page(run, tmp_path):

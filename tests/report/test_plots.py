@@ -115,8 +115,10 @@ def test_a_reliability_diagram_draws_the_filled_bins_beside_the_diagonal():
 
 def test_a_retention_curve_draws_its_points():
     root = parse(plots.retention([run_of("one")]))
-    (line,) = paths(root, plots.COLOURS[0])
-    assert len(line) == 3
+    line, risk, ideal = paths(root, plots.COLOURS[0])
+    assert len(line) == len(risk) == 3
+    assert (np.diff(risk[:, 1]) < 0).all()  # SVG counts downwards: the error rises
+    assert (ideal[np.searchsorted(ideal[:, 0], risk[:, 0]) - 1, 1] >= risk[:, 1] - 0.1).all()
     assert (np.diff(line[:, 1]) > 0).all()  # less accurate, the more samples are kept
     assert {"fraction retained", "accuracy"} <= set(texts(root))
 
