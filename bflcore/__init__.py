@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from bflcore.api.estimators import BayesianFederatedClassifier as BayesianFederatedClassifier
     from bflcore.api.estimators import BayesianFederatedRegressor as BayesianFederatedRegressor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
