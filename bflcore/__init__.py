@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from bflcore.studies.reproduce import reproduce
     from bflcore.studies.sweeps import sweep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Accumulate", "AdditiveAggregator", "Aggregator", "Average", "BflError", "Broadcast",
