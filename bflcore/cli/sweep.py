@@ -18,17 +18,16 @@ from bflcore.cli.execution import Ended, tidy_end
 from bflcore.cli.run import QUIET, experiment_flags
 from bflcore.errors import OptionError
 from bflcore.studies.cells import Cell, seeds_of
-from bflcore.studies.execution import execute
+from bflcore.studies.execution import duration, execute
 from bflcore.studies.grids import cells_of, parse_axis, read_list
 from bflcore.studies.results import read_study
 from bflcore.studies.sweeps import check_choice, default_folder, write_tables
-from bflcore.studies.tables import MEANING, overview
 
 if TYPE_CHECKING:
     from bflcore.studies.execution import Progress, Standing
     from bflcore.studies.results import Results
 
-__all__ = ["commands"]
+__all__ = ["commands", "show_standing"]
 
 SEEDS = "0-4"
 
@@ -102,7 +101,7 @@ def sweep(
         check_choice(cells, select, on)
     silent = quiet or as_json
     try:
-        with tidy_end(), _progress(silent) as progress:
+        with tidy_end(), show_standing(folder, silent) as progress:
             results = execute(cells, numbers, folder, jobs=jobs, progress=progress)
     except KeyboardInterrupt as error:
         click.echo(
@@ -163,6 +162,7 @@ def _report(
 ) -> None:
     """Write the tables; print results, failures and the choice."""
     from bflcore.report.table import print_table
+    from bflcore.studies.tables import MEANING, overview
 
     for trial in results.failures:
         click.echo(f"failed: {trial.cell}/seed-{trial.seed}: {trial.failure}", err=True)
@@ -183,7 +183,7 @@ def _report(
 
 
 @contextmanager
-def _progress(silent: bool) -> Iterator[Progress]:
+def show_standing(folder: Path, silent: bool) -> Iterator[Progress]:
     """Yield a callback that shows how far a sweep is: a bar on a terminal, else lines."""
     if silent:
         yield lambda _: None
@@ -191,24 +191,12 @@ def _progress(silent: bool) -> Iterator[Progress]:
         with _bar() as progress:
             yield progress
     else:
-        yield _line
+        yield partial(_print_line, folder)
 
 
-def _line(at: Standing) -> None:
-    if not at.ended:
-        if not at.running and at.done:
-            click.echo(f"{at.done} of {at.total} runs are there", err=True)
-        return
-    said = f"failed: {at.reason}" if at.reason else "done"
-    left = f"  {_duration(at.left)} left" if at.left else ""
-    click.echo(f"{at.done}/{at.total}  {at.ended}  {said}{left}", err=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+def _print_line(folder: Path, at: Standing) -> None:
+    if text := at.line(folder):
+        click.echo(text, err=True)
 
 
 @contextmanager
@@ -233,7 +221,7 @@ def _bar() -> Iterator[Progress]:
         def progress(at: Standing) -> None:
             if at.reason:
                 bar.console.print(Text(f"{at.ended} failed: {at.reason}"), style="yellow")
-            left = f"{_duration(at.left)} left" if at.left else ""
+            left = f"{duration(at.left)} left" if at.left else ""
             running = ", ".join(at.running)
             bar.update(task, completed=at.done, total=at.total, left=left, running=running)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ class Row:
         if self.difference is None:
             return "no pairs"
         if self.p is None:
-            return "one pair: not known"
+            finite = math.isfinite(self.difference.mean)
+            return "one pair: not known" if finite else "not finite"
         if self.p >= SIGNIFICANT:
             return SAME
         sign = direction(self.metric) * self.difference.mean

@@ -34,9 +34,10 @@ class Measured:
 
 @attrs.define
 class Evidence:
-    """The finished runs that are known, by the command that repeats them."""
+    """The finished runs that are known, by the command that repeats them, and those that failed."""
 
     runs: dict[str, Measured] = attrs.field(factory=dict)
+    failures: dict[str, str] = attrs.field(factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Evidence:
@@ -50,6 +51,7 @@ class Evidence:
                     plain = {k: v for k, v in run.items() if k != "environment"}
                     one = Measured(Trial(**plain), place["versions"], place["machine"])
                     found.runs.setdefault(one.trial.command, one)
+                found.failures |= values["failures"]
             except (LookupError, TypeError) as error:
                 raise RunError(
                     f"{path} does not have the form of a reproduced table "
@@ -58,9 +60,12 @@ class Evidence:
         return found
 
     def add(self, results: Results) -> None:
-        """Add the finished runs of a study."""
+        """Add the runs of a study."""
         for trial in results.trials:
-            if not trial.failure:
+            if trial.failure:
+                self.failures[trial.command] = trial.failure
+            else:
+                self.failures.pop(trial.command, None)
                 versions = results.versions[0] if results.versions else {}
                 self.runs[trial.command] = Measured(trial, versions, results.machine)
 

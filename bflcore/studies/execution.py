@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bflcore.data.user import Arrays
     from bflcore.experiments.resolve import Experiment
 
-__all__ = ["Standing", "execute", "resolve_cells"]
+__all__ = ["Progress", "Standing", "duration", "execute", "resolve_cells"]
 
 
 @attrs.frozen
@@ -50,8 +50,26 @@ class Standing:
     ended: str = ""
     reason: str = ""
 
+    def line(self, folder: Path) -> str:
+        """Return a line at the beginning, and one for each run that has ended; else no text."""
+        if self.ended:
+            said = f"failed: {self.reason}" if self.reason else "done"
+            left = f"  {duration(self.left)} left" if self.left else ""
+            return f"{self.done}/{self.total}  {self.ended}  {said}{left}"
+        if self.running:
+            return ""
+        return f"{self.total} runs in {folder}, {self.done} of them finished"
+
 
 Progress = Callable[[Standing], None]
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def execute(

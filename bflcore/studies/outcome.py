@@ -42,23 +42,26 @@ class Compared:
         return None if self.mean is None or self.paper is None else self.mean - self.paper
 
     @property
+    def nearer(self) -> float | None:
+        """The number of the two papers that is nearer to ours; None without one of them."""
+        printed = [number for number in (self.paper, self.other) if number is not None]
+        ours = self.mean
+        if ours is None or not printed:
+            return None
+        return min(printed, key=lambda number: abs(number - ours))
+
+    @property
     def short(self) -> float:
         """How much ours is worse than the nearer paper's, in the metric's unit; at least 0."""
-        printed = [number for number in (self.paper, self.other) if number is not None]
-        ours, sign = self.mean, {"higher": 1, "lower": -1, "neither": 0}[self._better]
-        if ours is None or not printed:
+        if self.mean is None or self.nearer is None:
             return 0.0
-        nearer = min(printed, key=lambda number: abs(number - ours))
-        return max(0.0, sign * (nearer - ours))
+        sign = {"higher": 1, "lower": -1, "neither": 0}[self.planned.column.metric.better]
+        return max(0.0, sign * (self.nearer - self.mean))
 
     @property
     def is_exception(self) -> bool:
         """Whether ours is worse than the nearer paper's by more than the metric's margin."""
         return self.short > self.planned.column.metric.margin
-
-    @property
-    def _better(self) -> str:
-        return self.planned.column.metric.better
 
 
 @attrs.frozen
@@ -121,7 +124,7 @@ def check(claim: Claim, table: Table, cells: Mapping[tuple[str, str], Compared])
         return Checked(claim)
     seeds = sorted(set.intersection(*(set(one.ours) for one in found)))
     if len(seeds) < 2:
-        return Checked(claim, seeds=len(seeds))
+        return Checked(claim, seeds=len(seeds), verdict="needs two seeds")
     left, right = found[: len(first)], found[len(first) :]
     sign = -1 if table.column(claim.column).metric.better == "lower" else 1
     gap = paired(

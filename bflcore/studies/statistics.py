@@ -24,8 +24,8 @@ LEVEL = 0.95
 class Difference:
     """A mean difference with its 95 % confidence interval, and the p-value of no difference.
 
-    `n` counts what was paired. Where the spread cannot be estimated, from a single pair, there is
-    neither interval nor p-value.
+    `n` counts what was paired. Where the spread cannot be estimated, from a single pair, or a value
+    is not finite, there is neither interval nor p-value.
     """
 
     mean: float
@@ -37,12 +37,14 @@ class Difference:
 
 def mean(values: Sequence[float]) -> float:
     """Return the mean; NaN without values."""
-    return math.fsum(values) / len(values) if values else math.nan
+    add = math.fsum if all(map(math.isfinite, values)) else sum  # the former refuses inf - inf
+    return add(values) / len(values) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Return the standard deviation of a sample (n - 1); None of fewer than two values."""
-    return math.sqrt(_variance(values)) if len(values) > 1 else None
+    """Return the standard deviation of a sample (n - 1); None of fewer than two finite values."""
+    known = len(values) > 1 and all(map(math.isfinite, values))
+    return math.sqrt(_variance(values)) if known else None
 
 
 def paired(differences: Sequence[float]) -> Difference:
@@ -59,7 +61,8 @@ def stratified(strata: Sequence[Sequence[float]]) -> Difference:
     filled = [stratum for stratum in strata if stratum]
     count, n = len(filled), sum(map(len, filled))
     centre = mean([mean(stratum) for stratum in filled])
-    if not filled or any(len(stratum) < 2 for stratum in filled):
+    unknown = not math.isfinite(centre) or any(len(stratum) < 2 for stratum in filled)
+    if unknown:
         return Difference(centre, n)
     shares = [_variance(stratum) / len(stratum) / count**2 for stratum in filled]
     error = math.sqrt(math.fsum(shares))

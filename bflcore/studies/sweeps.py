@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +14,16 @@ from bflcore.errors import OptionError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
 from bflcore.studies.cells import Cell, seeds_of
-from bflcore.studies.execution import Progress, execute, resolve_cells
+from bflcore.studies.execution import Progress, Standing, execute, resolve_cells
 from bflcore.studies.grids import Entry, axis_of, cells_of
 from bflcore.studies.metrics import check_metric, chosen_on, shown
 from bflcore.studies.results import Results
-from bflcore.studies.tables import MEANING, csv_text, formatted, overview, result_rows
 
 if TYPE_CHECKING:
-    from bflcore.studies import plots
+    from bflcore.studies import plots, tables
 else:
     plots = lazy("bflcore.studies.plots")  # importing matplotlib takes half a second
+    tables = lazy("bflcore.studies.tables")
 
 __all__ = ["check_choice", "default_folder", "sweep", "write_tables"]
 
@@ -35,7 +37,7 @@ def sweep(
     jobs: int | None = None,
     options: Mapping[str, object] | None = None,
     entries: Sequence[Entry] = (),
-    progress: Progress = lambda _: None,
+    progress: bool | Progress = False,
     **flags: Any,
 ) -> Results:
     """Run every combination of methods, values of a `grid` and `seeds`; return the results.
@@ -43,7 +45,8 @@ def sweep(
     `grid` maps flags and options to values: ``{"inference.kl_weight": [0.1, 1], "cohort": [5]}``.
     `flags` and `options` are those of `bflcore.run`, for all runs. What is finished in the folder
     `out` (default: a new one under runs/) is kept, so the same call continues a sweep that was
-    interrupted. `jobs` runs are executed at a time (default: one per core).
+    interrupted. `jobs` runs are executed at a time (default: one per core). `progress` prints a
+    line per run, or is called with a `Standing` when a run begins or ends.
 
     The results choose (`Results.best`), compare (`Results.compare`), and become a data frame
     (`Results.frame`). Raises `BflError` for a mistake, before anything is run.
@@ -53,9 +56,15 @@ def sweep(
     cells = cells_of(names, axes, flags, options or {}, entries)
     numbers = seeds_of(seeds) if isinstance(seeds, str) else _checked(seeds)
     folder = Path(out) if out else default_folder(cells)
-    results = execute(cells, numbers, folder, jobs=jobs, progress=progress)
+    report = progress if callable(progress) else partial(_print, folder if progress else None)
+    results = execute(cells, numbers, folder, jobs=jobs, progress=report)
     write_tables(results)
     return results
+
+
+def _print(folder: Path | None, at: Standing) -> None:
+    if folder and (text := at.line(folder)):
+        sys.stdout.write(f"{text}\n")
 
 
 def _checked(seeds: Iterable[int]) -> tuple[int, ...]:
@@ -100,7 +109,8 @@ def write_tables(results: Results, metrics: Sequence[str] = ()) -> tuple[str, ..
     if not known or folder is None:
         return ()
     names = tuple(check_metric(name, known) for name in metrics) or shown(known)
-    write_text(folder / "table.md", formatted(overview(results, names), "markdown", MEANING))
-    write_text(folder / "table.csv", csv_text(result_rows(results)))
+    shown_rows = tables.overview(results, names)
+    write_text(folder / "table.md", tables.formatted(shown_rows, "markdown", tables.MEANING))
+    write_text(folder / "table.csv", tables.csv_text(tables.result_rows(results)))
     write_text(folder / "plot.svg", plots.plot(results, names[:3]) + "\n")
     return names

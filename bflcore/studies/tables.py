@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,12 +20,15 @@ __all__ = ["FORMATS", "comparison_rows", "csv_text", "formatted", "overview", "r
 FORMATS = ("table", "markdown", "csv", "latex")
 DIGITS = 4
 TEXT = ("cell", "metric", "verdict")  # columns that are not numbers
+SIGNED = re.compile(r"[+-][0-9.]+")
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "±": r"$\pm$",
+    "<": "$<$",
+    ">": "$>$",
 }
 MEANING = "Mean and standard deviation over seeds of each metric's mean over clients; n: seeds."
 
@@ -144,4 +148,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _latex(text: str) -> str:
+    """Return text as LaTeX shows it; a signed number as mathematics, with a minus."""
+    if SIGNED.fullmatch(text):
+        return f"${text}$"
     return "".join(LATEX.get(character, character) for character in text)

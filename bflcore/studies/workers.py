@@ -91,9 +91,10 @@ class Worker:
         line = process.stdout.readline()
         if line.endswith(b"\n"):
             return str(json.loads(line))
-        status = process.wait()
-        self._process = None
-        return _how_it_died(status)
+        with self._lock:
+            _end(process)
+            self._process = None
+        return _how_it_died(process.returncode)
 
     def stop(self) -> None:
         """Kill the process: what a run has written until now is complete."""
@@ -101,11 +102,16 @@ class Worker:
             self._stopped = True
             if self._process is not None:
                 self._process.kill()
-                self._process.wait()
-                for stream in (self._process.stdin, self._process.stdout):
-                    if stream is not None:
-                        with suppress(OSError):
-                            stream.close()
+                _end(self._process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that has been killed or has died, and close the pipes to it."""
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):  # what could not be written any more
+                stream.close()
 
 
 def _serve(

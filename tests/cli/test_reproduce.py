@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -59,6 +61,13 @@ def test_without_a_table_all_tables_are_listed(capsys, monkeypatch):
     assert "    48 of 72 cells can be run here\n    cifar10 is not here\n" in out
     _, out, _ = call(capsys, "--json")
     assert {"bpfed.table1", "tdamp.figures"} <= {one["table"] for one in json.loads(out)}
+
+
+def test_the_list_does_not_wait_for_torch():
+    code = "import sys; from bflcore.cli import bfl; bfl(['reproduce'], standalone_mode=False); "
+    code += "sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.usefixtures("tiny")

@@ -1,6 +1,7 @@
 """Cells are compared by pairs: over seeds, or over clients of runs on the same data."""
 
 import json
+import math
 
 import attrs
 import pytest
@@ -55,6 +56,12 @@ def test_only_common_seeds_are_paired():
     assert rows(compare(apart))["b"].verdict == "no pairs"
     one = {"a": [trial("a", 0, x__nll=1.0)], "b": [trial("b", s, x__nll=1.0) for s in (0, 2)]}
     assert rows(compare(one))["b"].verdict == "one pair: not known"
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_run_that_diverged_is_not_left_out_in_silence(odd):
+    row = rows(compare(results({"a": A, "b": [*B[:3], odd], "c": C}).groups))["b"]
+    assert (row.n, row.p, row.verdict) == (4, None, "not finite")
 
 
 def test_pooled_metrics_are_compared_as_such():

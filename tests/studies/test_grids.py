@@ -87,8 +87,9 @@ def test_names_of_cells_say_where_they_are():
     assert [cell.name for cell in cells] == ["bpfed,partition=iid", "bpfed,partition=labels-5"]
     long = cells_of(["bpfed"], [axis_of("data", [f"{'x' * 200}{i}.npz" for i in range(3)])], {}, {})
     check_cells(long)
-    alike = cells_of(["bpfed"], [parse_axis("partition=labels:5,labels;5;")], {}, {})
+    alike = cells_of(["bpfed"], [axis_of("partition", ["labels:5", "labels/5", "iid"])], {}, {})
     check_cells(alike)
+    assert alike[2].name == "bpfed,partition=iid"
 
 
 @pytest.mark.parametrize(

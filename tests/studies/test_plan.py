@@ -1,10 +1,14 @@
 import attrs
 import pytest
 
-from bflcore.errors import OptionError
+from bflcore.data.sources import CIFAR10, MNIST
+from bflcore.errors import DataError, OptionError
+from bflcore.registry.loading import load_registry
 from bflcore.studies import plan as planning
 from bflcore.studies.paper_tables import Recipe, StandIn, read_table
-from bflcore.studies.plan import absent, plan
+from bflcore.studies.plan import absent, fetch, plan
+
+REGISTRY = load_registry()
 
 
 def one(table, row, column, **flags):
@@ -111,6 +115,26 @@ def test_data_are_looked_for_without_waiting_for_torch(tmp_path):
     assert absent("cifar10", tmp_path)
     assert absent("shakespeare", tmp_path)
     assert not absent("digits")
+    assert not absent("synthetic", tmp_path)
+
+
+def test_data_that_are_said_to_be_here_can_be_loaded():
+    for name in ("mnist5k", "boston", "digits", "fashion-mnist"):
+        try:
+            REGISTRY.datasets[name]().load()
+        except DataError:
+            assert absent(name)
+        else:
+            assert not absent(name)
+
+
+def test_a_folder_with_fashion_mnist_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "DEBIAN_FASHION_MNIST", tmp_path / "none")
+    place = tmp_path / "FashionMNIST" / "raw"
+    place.mkdir(parents=True)
+    (place / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
+    assert not absent("fashion-mnist", tmp_path)
+    assert absent("fashion-mnist", place / "other")
 
 
 def test_an_unknown_pattern_is_refused():
@@ -123,3 +147,18 @@ def test_a_stand_in_says_what_it_is():
         for column in read_table(name).columns:
             stand_in = column.setting.stand_in
             assert stand_in is None or (isinstance(stand_in, StandIn) and len(stand_in.says) > 20)
+
+
+def test_only_data_that_are_absent_and_wanted_are_fetched(here, monkeypatch, tmp_path):
+    here.add("fashion-mnist")
+    asked = []
+    for source in (MNIST, CIFAR10):
+        monkeypatch.setattr(
+            source, "load", lambda self, folder, download: asked.append((self.name, download))
+        )
+    table = read_table("fedsi.table1")
+    planned = plan(table, ["mnist-small", "fashion-mnist-small"])
+    assert fetch(planned, table, tmp_path) == ["mnist"]
+    assert asked == [("mnist", True)]
+    femnist = read_table("superfed.table3")
+    assert fetch(plan(femnist, ["femnist"]), femnist, tmp_path) == []  # not ours to download

@@ -128,7 +128,7 @@ def test_a_table_is_run_and_written_beside_the_papers_numbers(finished):
     page = (folder / "out/tiny.md").read_text()
     assert f"| {sum(ours) / 2:.2f} ± " in page
     assert "* **fedavg, digits**" in page
-    assert "one round" in page
+    assert "One round." in page
     assert "* letters: emnist is not here; get it with: bfl reproduce tiny --only letters" in page
     record = json.loads((folder / "out/tiny.json").read_text())
     assert len(record["runs"]) == 4  # two methods, two seeds; both columns show the same runs

@@ -54,6 +54,12 @@ def test_an_exception_without_a_reason_says_so():
     assert "(-8.41). The reason is not known." in text
 
 
+def test_an_exception_is_told_against_the_nearer_paper():
+    text = page(reproduction({"local": {0: 0.8810}}))  # the papers have 86.51 and 89.68
+    assert "88.10 against 89.68 (-1.58)" in text
+    assert rows_of(text, "local") == ["| local | 86.51 | 89.68 | 88.10 | +1.59 | 0 | 30 |"]
+
+
 def test_a_page_without_exceptions_says_so():
     text = page(reproduction({"fedsi": {0: 0.90}}))
     assert "No cell that was run is worse than the nearer paper's by more than 1." in text
@@ -62,7 +68,7 @@ def test_a_page_without_exceptions_says_so():
 def test_stand_in_data_are_named_beside_the_numbers_and_among_the_reasons():
     text = page(reproduction({"fedsi": {0: 0.5}}, stand_in="mnist5k, a part"))
     assert "Not the paper's data, which are not here, but mnist5k, a part." in text
-    assert "(-38.41). not the paper's data: mnist5k, a part." in text
+    assert "(-38.41). Not the paper's data: mnist5k, a part." in text
 
 
 def test_what_was_not_run_says_which_command_runs_or_fetches_it():

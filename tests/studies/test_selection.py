@@ -1,5 +1,7 @@
 """The best cell is chosen on validation samples, and how sure that is is said."""
 
+import math
+
 import pytest
 from scipy import stats
 
@@ -34,7 +36,11 @@ def test_the_highest_accuracy_is_best_and_may_be_distinguishable():
 def test_cells_that_miss_a_seed_are_left_out_by_name():
     found = choose(groups(a=A, b=B[:2]), "personal.nll")
     assert (found.best, found.second, found.left_out) == ("a", "", ("b",))
-    assert "not compared, as runs are missing: b" in str(found)
+    assert "not compared, as runs are missing or not finite: b" in str(found)
+    for odd in (math.nan, math.inf, -math.inf):
+        assert choose(groups(a=A, b=[*B[:2], odd]), "personal.nll").left_out == ("b",)
+    with pytest.raises(RunError, match="no cell has a finite validation.nll of all seeds"):
+        choose(groups(a=[1.0, math.nan]), "personal.nll")
 
 
 def test_a_single_seed_decides_nothing():

@@ -52,6 +52,7 @@ def test_each_format_has_every_row_and_the_note():
         assert text.count("not distinguishable") == 1
         assert "+0.2500" in text
     latex = formatted(rows, "latex")
+    assert " & $+0.2500$ & " in latex
     assert r"a\_1" in latex
     assert latex.splitlines()[0] == r"\begin{tabular}{llrrrrrrrrl}"
     assert formatted(overview(FOUND), "latex").count(r"$\pm$") == 2
@@ -62,5 +63,6 @@ def test_each_format_has_every_row_and_the_note():
 
 def test_what_steers_a_table_is_escaped():
     row = {"cell": "a|b&c_%", "n": 1, "empty": None}
+    assert "$<$ 0.001" in formatted([{"p": "< 0.001"}], "latex")
     assert formatted([row], "markdown").splitlines()[2] == r"| a\|b&c_% | 1 |"
     assert r"a|b\&c\_\% & 1 \\" in formatted([row], "latex")
