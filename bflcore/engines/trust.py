@@ -26,6 +26,7 @@ import attrs
 from bflcore.aggregation import COORDINATES, slices
 from bflcore.errors import ClientError
 from bflcore.lazy import lazy
+from bflcore.messages import REPORTED
 
 if TYPE_CHECKING:
     import torch
@@ -267,8 +268,8 @@ def magnitudes(result: LocalResult, broadcast: Broadcast) -> dict[str, float]:
 
     They are: how far each field moved from the start (root mean square and largest coordinate), for
     variances (see `Posterior.variances`) the mean and largest precision and the mean variance of
-    the coordinates that are not certain; the root mean square of each statistic; the number of
-    samples.
+    the coordinates that are not certain; the root mean square of each statistic that is learnt
+    from, not of those that are only reported to the user; the number of samples.
     """
     start, found = broadcast.start.pack(), {"examples": float(result.examples[0])}
     posterior = result.posterior[0]
@@ -287,7 +288,8 @@ def magnitudes(result: LocalResult, broadcast: Broadcast) -> dict[str, float]:
             found[f"the change of its {name}"] = _rms(moved)
             found[f"the largest change of its {name}"] = float(moved.max())
     for name, tensor in result.statistics.items():
-        if tensor.is_floating_point() and tensor.numel():
+        learnt = not name.startswith(REPORTED)
+        if learnt and tensor.is_floating_point() and tensor.numel():
             found[f"its statistic {name}"] = _rms(tensor)
     return found
 

@@ -24,6 +24,7 @@ from bflcore import (
 from bflcore.engines.local import Local
 from bflcore.engines.trust import Standing, TrustRegion, magnitudes
 from bflcore.errors import ClientError
+from bflcore.messages import REPORTED
 from bflcore.rounds import Recipe, begin, run_round
 from bflcore.testing.conjugate import ExactSites, regression
 from bflcore.testing.problems import Replies, gaussian, reply
@@ -318,3 +319,20 @@ def test_a_standing_survives_json():
     standing = Standing({3: 20}, {1: 2}, frozenset({3, 1}), {"the change of its mean": (0.5, 2.0)})
     assert Standing.unpack(json.loads(json.dumps(standing.pack()))) == standing
     assert Standing.unpack({}) == Standing()
+
+
+def test_what_is_only_reported_to_the_user_is_no_reason_to_refuse():
+    """A client may correct every parameter of its site in a round where the others correct none."""
+    name = REPORTED + "corrected"
+    results = [
+        attrs.evolve(
+            honest(client),
+            statistics={name: torch.tensor([80_000.0 if client == 3 else 0.5 * client])},
+        )
+        for client in range(6)
+    ]
+    found = list(TrustRegion(SENT, 30.0).admit(results))
+    assert not [one for one in found if isinstance(one, ClientError)]
+    learnt = [attrs.evolve(r, statistics={"moment": r.statistics[name]}) for r in results]
+    refused = [r for r in TrustRegion(SENT, 30.0).admit(learnt) if isinstance(r, ClientError)]
+    assert [one.client for one in refused] == [3]
