@@ -77,6 +77,7 @@ def trained(setting: str, recipe: str, seed: int) -> list[dict[str, Any]]:
         if record is not None:
             found = {name: pooled(record[f"personal.{name}"]) for name in SHOWN}
             row = {"setting": setting, "recipe": recipe, "seed": seed, "round": number}
+            row["dropped"] = len(record["dropped"])  # since the last evaluation
             rows.append({**row, "loss": loss, **found})
 
     given = {**federation(setting, seed), "workers": 1, "ood": "none", "seed": seed, **flags}

@@ -69,8 +69,9 @@ equal. A method whose run failed takes the last place under the shifts of that r
 LIMITS = """\
 This orders methods at one budget: {rounds} rounds, one network, {clients} clients that train, and
 one strength of each shift. Methods whose defaults were chosen for more rounds are not at their best
-in it, and a larger setting (`bfl shift --setting large`) may order them differently. Nothing was
-tuned for this table: neither a method nor the strength of a shift was chosen by its results."""
+in it, and a larger setting (`bfl shift --setting large`) may order them differently. The budget was
+chosen for the time that it takes; neither a method nor the strength of a shift was chosen by the
+results."""
 
 SUBMIT = """\
 ## Add a method
