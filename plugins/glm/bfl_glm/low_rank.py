@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -75,6 +76,12 @@ class LowRankLaplace(QuadraticSites):
     )
     family = "low-rank-gaussian"
     damps_the_mean_alone = True
+    expected_failures = MappingProxyType(
+        {
+            "fits follow seed and round": "a fit is deterministic: the random matrix of the survey "
+            "is drawn again for the basis of the personal parameters' prior, which is zero"
+        }
+    )
 
     rank: int = option(10, "rank of the correlated part of the precision (R)", at_least=1)
     damping: float = option(
