@@ -164,7 +164,7 @@ def sized(samples, rounds):
 
 
 def test_a_small_problem_runs_in_one_process_and_a_large_one_in_one_per_core(monkeypatch):
-    monkeypatch.setattr("bflcore.engines.local._cores", lambda: 2)
+    monkeypatch.setattr("bflcore.engines.local.cores", lambda: 2)
     inference, passes = Map(local_epochs=10), 10 * 3 * 100
     parameters = problem().layout.total
     rounds = math.ceil(SMALL / (passes * (OVERHEAD + parameters)))
@@ -174,7 +174,7 @@ def test_a_small_problem_runs_in_one_process_and_a_large_one_in_one_per_core(mon
     assert Local().processes(sized(100, rounds // 2 + 1), longer) == 2
     assert Local(workers=2).processes(sized(1, 1), inference) == 2
     assert Local(workers=9).processes(sized(1, 1), inference) == 3
-    monkeypatch.setattr("bflcore.engines.local._cores", lambda: 64)
+    monkeypatch.setattr("bflcore.engines.local.cores", lambda: 64)
     assert Local().processes(sized(100, rounds), inference) == 3
 
 
