@@ -65,3 +65,11 @@ def test_declarations_are_imported_without_torch(module):
         [sys.executable, "-c", source], capture_output=True, text=True, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["bflcore.report", "bflcore.studies.sweeps"])
+def test_tables_are_compared_without_torch_and_matplotlib(module):
+    source = f"import sys, {module}; sys.exit(str({{'torch', 'matplotlib'}} & sys.modules.keys()))"
+    command = [sys.executable, "-c", source]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.stderr.strip() == "set()"

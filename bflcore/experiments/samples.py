@@ -88,7 +88,6 @@ def telling_samples(
     }
 
 
-@torch.no_grad()
 def _predicted(
     problem: Problem,
     inference: LocalInference,
@@ -104,7 +103,9 @@ def _predicted(
     x, y = problem.test.of(client)
     draws = stream(problem.seed, broadcast.round, client, "kept samples")
     rows = torch.randperm(len(x), generator=draws)[:share].sort().values
-    p = inference.predict(bound, broadcast, cohort, x[rows].clone()[None]).mean[0].double()
+    with torch.no_grad():
+        found = inference.predict(bound, broadcast, cohort, x[rows].clone()[None])
+    p = found.mean[0].double()
     likeliest = p.topk(min(LIKELIEST, p.shape[-1]), dim=-1)
     columns = (rows, y[rows], entropies(p), likeliest.values, likeliest.indices)
     for row, label, entropy, values, classes in zip(*(c.tolist() for c in columns), strict=True):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
+from typing import TYPE_CHECKING, Any
 
 from bflcore.experiments.coefficients import FILE, INTERCEPT, Coefficient, read_coefficients
-from bflcore.report import plots
+from bflcore.lazy import lazy
 from bflcore.report.table import grid
+
+if TYPE_CHECKING:
+    import matplotlib as mpl
+
+    from bflcore.report import plots
+else:
+    mpl = lazy("matplotlib")
+    plots = lazy("bflcore.report.plots")
 
 __all__ = ["forest", "rows_of", "section"]
 

@@ -12,6 +12,7 @@ import attrs
 
 from bflcore.report.intervals import half_width, selective_risk
 from bflcore.report.reading import Run, plain
+from bflcore.report.statistics import paired
 from bflcore.report.table import CLASSIFICATION, REGRESSION
 
 __all__ = ["Group", "by_settings", "section"]
@@ -148,11 +149,8 @@ def paired_interval(one: Group, other: Group, key: str) -> tuple[float, float] |
     else:
         return None
     differences = [a - b for a, b in pairs if a is not None and b is not None]
-    around = half_width(differences)
-    if around is None:
-        return None
-    mean = sum(differences) / len(differences)
-    return mean - around, mean + around
+    found = paired(differences)
+    return None if found.low is None or found.high is None else (found.low, found.high)
 
 
 def _mean(group: Group, key: str) -> float | None:

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["coverage_band", "half_width", "selective_risk", "student"]
+from bflcore.lazy import lazy
+from bflcore.report.statistics import paired
 
-SMALL = (12.7062, 4.3027, 3.1824, 2.7764)  # 97.5 % quantiles of Student's t, 1 to 4 degrees
-Z = 1.959964  # that of the normal distribution
+if TYPE_CHECKING:
+    import numpy as np
+    from scipy import special
+else:
+    np = lazy("numpy")
+    special = lazy("scipy.special")
+
+__all__ = ["coverage_band", "half_width", "selective_risk"]
+
 TAIL = 0.025  # outside a 95 % band, on each side
-
-
-def student(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t distribution.
-
-    Reference: Abramowitz & Stegun 1964, 26.7.5, from 5 degrees of freedom on.
-    """
-    if degrees <= len(SMALL):
-        return SMALL[degrees - 1]
-    terms: tuple[float, ...] = (
-        (Z**3 + Z) / 4,
-        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
-        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
-        (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92160,
-    )
-    return Z + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
 def half_width(values: Sequence[float]) -> float | None:
     """Return half the width of the 95 % interval of a mean; None of fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean = sum(values) / count
-    spread = sum((value - mean) ** 2 for value in values)
-    return student(count - 1) * math.sqrt(spread / (count - 1) / count)
+    found = paired(values)
+    return None if found.high is None else found.high - found.mean
 
 
 def coverage_band(count: int, rate: float, calibrated: int = 0) -> tuple[float, float]:
@@ -49,37 +38,16 @@ def coverage_band(count: int, rate: float, calibrated: int = 0) -> tuple[float, 
     first = math.ceil(rate * (calibrated + 1) - 1e-9)
     if calibrated and first > calibrated:
         return 1.0, 1.0
-    below, lower = 0.0, 0
-    for covered in range(count + 1):
-        if calibrated:
-            below += _beta_binomial(covered, count, first, calibrated + 1 - first)
-        else:
-            below += _binomial(covered, count, rate)
-        if below < TAIL:
-            lower = covered + 1
-        if below >= 1 - TAIL:
-            return lower / count, covered / count
-    return lower / count, 1.0
-
-
-def _binomial(covered: int, count: int, rate: float) -> float:
-    if rate in {0.0, 1.0}:
-        return float(covered == count * rate)
-    odds = covered * math.log(rate) + (count - covered) * math.log1p(-rate)
-    return math.exp(_log_ways(covered, count) + odds)
-
-
-def _beta_binomial(covered: int, count: int, a: float, b: float) -> float:
-    ratio = _log_beta(covered + a, count - covered + b) - _log_beta(a, b)
-    return math.exp(_log_ways(covered, count) + ratio)
-
-
-def _log_ways(chosen: int, count: int) -> float:
-    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
-
-
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    covered = np.arange(count + 1)
+    if calibrated:
+        a, b = first, calibrated + 1 - first
+        ways = -math.log(count + 1) - special.betaln(covered + 1, count - covered + 1)
+        mass = ways + special.betaln(covered + a, count - covered + b) - special.betaln(a, b)
+        below = np.cumsum(np.exp(mass))
+    else:
+        below = special.bdtr(covered, count, rate)
+    lower, upper = np.searchsorted(below, [TAIL, 1 - TAIL])
+    return float(lower) / count, float(min(upper, count)) / count
 
 
 def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import attrs
 
 from bflcore.errors import OptionError, RunError, unknown
 from bflcore.studies.metrics import check_metric, direction, shown
-from bflcore.studies.statistics import Difference, deviation, holm, mean, paired, stratified
+from bflcore.report.statistics import Difference, deviation, holm, mean, paired, stratified
 from bflcore.studies.trials import Groups, Trial, of_clients, values_of
 
 __all__ = ["Comparison", "Row", "compare"]

@@ -9,7 +9,7 @@ import attrs
 from bflcore.studies.evidence import Measured
 from bflcore.studies.paper_tables import Claim, Table
 from bflcore.studies.plan import Planned
-from bflcore.studies.statistics import deviation, mean, paired
+from bflcore.report.statistics import deviation, mean, paired
 
 __all__ = ["Checked", "Compared", "Reproduction", "check", "compared"]
 

@@ -10,7 +10,7 @@ from bflcore.report.plots import COLOURS, STYLE, canvas, svg
 from bflcore.report.reading import plain
 from bflcore.studies.cells import Cell
 from bflcore.studies.results import Results
-from bflcore.studies.statistics import deviation, mean
+from bflcore.report.statistics import deviation, mean
 
 __all__ = ["numeric_axis", "plot"]
 

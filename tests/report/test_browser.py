@@ -3,17 +3,15 @@
 import html
 import json
 import re
-import shutil
-import subprocess
 
 import pytest
 
 from bflcore.cli import main
 from bflcore.report import write_report
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium or google-chrome is installed")
+from .browser import needs_browser, opened
+
+pytestmark = needs_browser
 
 # What the probe finds out is left in an attribute; it is put into a copy of the page without the
 # policy that would keep it from running.
@@ -57,23 +55,6 @@ def page(tmp_path_factory):
             main([*given, "--out", str(place / method)])
         assert end.value.code == 0
     return write_report([place / "fedavg", place / "fedvi"], place / "both.html").read_text()
-
-
-def opened(page, tmp_path, *flags):
-    """Return a page's document after a browser has run its scripts."""
-    file = tmp_path / "page.html"
-    file.write_text(page, encoding="utf-8")
-    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
-    own = (f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom")
-    done = subprocess.run(
-        [BROWSER, *quiet, *own, *flags, file.as_uri()],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
-    assert "</html>" in done.stdout, done.stderr[-2000:]
-    return done.stdout
 
 
 def found(page, tmp_path, width, scheme):

@@ -8,7 +8,6 @@ import html.parser
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import attrs
@@ -23,6 +22,8 @@ from bflcore.report.page import render_page
 from bflcore.report.plots import contours
 from bflcore.report.reading import plain, read_run
 from bflcore.report.table import print_table, row_of
+
+from .browser import needs_browser, opened
 
 RUN = "document.documentElement.setAttribute('data-hostile','1')"
 HOSTILE = (
@@ -190,30 +191,7 @@ def test_files_of_another_form_are_one_line(folder, tmp_path):
     write_report([copy])
 
 
-def browser():
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if path := shutil.which(name):
-            return path
-    return pytest.skip("no browser is installed (chromium or google-chrome)")
-
-
-def opened(page, tmp_path):
-    """Return a page's document after a browser has run its scripts."""
-    file = tmp_path / "page.html"
-    file.write_text(page, encoding="utf-8")
-    profile = ("--no-first-run", f"--user-data-dir={tmp_path / 'profile'}")
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000")
-    done = subprocess.run(
-        [browser(), *flags, *profile, "--dump-dom", file.as_uri()],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert "</html>" in done.stdout, done.stderr[-2000:]
-    return done.stdout
-
-
+@needs_browser
 @pytest.mark.thorough
 def test_a_browser_runs_no_script_of_a_page_with_hostile_names(folder, tmp_path):
     mark = re.compile("<html[^>]*data-hostile")

@@ -9,18 +9,13 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bflcore.report.intervals import coverage_band, half_width, selective_risk, student
-
-
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 6, 9, 19, 99, 1000])
-def test_students_quantile_is_scipys(degrees):
-    assert student(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), rel=2e-4)
+from bflcore.report.intervals import coverage_band, half_width, selective_risk
 
 
 def test_half_of_an_interval_is_scipys():
     values = np.random.default_rng(0).normal(3, 2, 7)
     low, high = scipy.stats.t.interval(0.95, 6, values.mean(), scipy.stats.sem(values))
-    assert half_width(list(values)) == pytest.approx((high - low) / 2, rel=1e-3)
+    assert half_width(list(values)) == pytest.approx((high - low) / 2, rel=1e-9)
     assert half_width([1.0]) is None
     assert half_width([2.0, 2.0, 2.0]) == 0
 

@@ -12,7 +12,7 @@ from bfl_shift.scores import BETTER
 from bfl_shift.settings import APART, SETTINGS
 from bfl_shift.shifts import REFERENCE, shifts_of
 from bfl_shift.table import Table
-from bflcore.studies.statistics import paired
+from bflcore.report.statistics import paired
 
 __all__ = [
     "agreement",

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bflcore.studies.statistics import Difference, deviation, holm, mean, paired, stratified
+from bflcore.report.statistics import Difference, deviation, holm, mean, paired, stratified
 
 values = st.floats(-1, 1).map(lambda x: round(x, 3))
 samples = st.lists(values, min_size=2, max_size=12)
