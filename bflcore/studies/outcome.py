@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import attrs
 
+from bflcore.report.statistics import deviation, mean, paired
 from bflcore.studies.evidence import Measured
 from bflcore.studies.paper_tables import Claim, Table
 from bflcore.studies.plan import Planned
-from bflcore.report.statistics import deviation, mean, paired
 
 __all__ = ["Checked", "Compared", "Reproduction", "check", "compared"]
 

@@ -8,9 +8,9 @@ import matplotlib as mpl
 
 from bflcore.report.plots import COLOURS, STYLE, canvas, svg
 from bflcore.report.reading import plain
+from bflcore.report.statistics import deviation, mean
 from bflcore.studies.cells import Cell
 from bflcore.studies.results import Results
-from bflcore.report.statistics import deviation, mean
 
 __all__ = ["numeric_axis", "plot"]
 

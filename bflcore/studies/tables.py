@@ -10,10 +10,10 @@ from typing import Any
 
 from bflcore.errors import unknown
 from bflcore.report.reading import plain
+from bflcore.report.statistics import deviation, mean
 from bflcore.studies.comparison import Comparison
 from bflcore.studies.metrics import shown
 from bflcore.studies.results import Results
-from bflcore.report.statistics import deviation, mean
 
 __all__ = ["FORMATS", "comparison_rows", "csv_text", "formatted", "overview", "result_rows"]
 
