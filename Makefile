@@ -26,7 +26,7 @@ TYPED := bflcore $(patsubst %/plugin.py,%,$(wildcard plugins/*/bfl_*/plugin.py e
 # One thread per process: the test runner and the engine use processes for parallelism.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install demo test test-thorough test-third-party lint format docs bench changelog clean
+.PHONY: help install demo test coverage test-thorough test-third-party lint format docs bench changelog clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ demo: $(if $(wildcard $(READY)),$(READY),$(LIGHT))  ## train on handwritten digi
 	@$(BIN)/python examples/ask.py runs/demo-predictions.png $(wordlist 1,2,$(TRAINED))
 
 test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest -n 2 -q
+
+coverage: $(READY)  ## run the tests and list the lines that none of them reached
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered -q
 
 test-thorough: $(READY)  ## also run the tests that take minutes
