@@ -11,6 +11,6 @@ from bflcore.cli.fixture import bfl
 
 __all__ = ["bfl"]
 
-settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
-settings.register_profile("thorough", max_examples=5000, deadline=None)
+settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
