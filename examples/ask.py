@@ -51,7 +51,7 @@ def main(picture: str, first: str, *others: str) -> None:
         for i, name in enumerate(asked):
             share = 100 * float((doubts[folder] < found.entropy[i]).double().mean())
             print(f"  {name:14} {guesses(found.probabilities[i].tolist()):28} ", end="")
-            print(f"less sure than of {share:3.0f} % of its test digits")
+            print(f"less certain than on {share:3.0f} % of its test digits")
     draw(asked, answers[first], Path(picture))
     print(f"\npicture: {picture}")
 

@@ -18,7 +18,7 @@ def test_models_are_asked_about_digits_and_a_letter(bfl, tmp_path, capsys):
     main(str(tmp_path / "asked.png"), str(tmp_path / "one"), str(tmp_path / "two"))
     out = capsys.readouterr().out
     assert len(re.findall(r"asked about three images:", out)) == 2
-    assert len(re.findall(r"  a usual \d +\d \(\d+ %\).* less sure than of +0 %", out)) == 2
+    assert len(re.findall(r"  a usual \d +\d \(\d+ %\).* less certain than on +0 %", out)) == 2
     assert len(re.findall(r"  an unusual \d ", out)) == 2
     assert out.count("the letter K") == 2
     assert (tmp_path / "asked.png").read_bytes()[:4] == b"\x89PNG"

@@ -23,7 +23,7 @@ SHORT = {
     "lr": ("inference", "lr", "learning rate of the local inference"),
     "local-epochs": ("inference", "local_epochs", "passes over a client's data per round"),
     "batch-size": ("inference", "batch_size", "samples per minibatch"),
-    "workers": ("engine", "workers", "worker processes (0 = as many as pay)"),
+    "workers": ("engine", "workers", "worker processes (0 = chosen automatically)"),
     "client-timeout": ("engine", "client_timeout", "seconds a client may take (0 = no limit)"),
 }
 

@@ -16,7 +16,7 @@ __all__ = ["commands"]
 
 @click.command("resume")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="resumption despite changed data, versions or settings")
+@click.option("--force", is_flag=True, help="resume even if data, versions or settings changed")
 @QUIET
 @JSON
 def resume(run: Path, force: bool, quiet: bool, as_json: bool) -> None:

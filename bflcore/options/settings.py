@@ -30,8 +30,8 @@ class RunSettings(Component):
     share: str = option("all", "parameters shared with the server", choices=SHARING)
     min_clients: int | None = option(
         None,
-        "minimum number of valid client results per round (0 = a round without any is passed over; "
-        "none = 2, where one client is asked 1, with simulated faults 0)",
+        "minimum number of valid client results per round (0 = rounds without any are skipped; "
+        "none = 2, but 1 if one client is asked, and 0 with simulated faults)",
         at_least=0,
     )
     trust: float = option(
@@ -98,7 +98,7 @@ class DataSettings(Component):
     client: str | None = option(None, "column of your table that names the owner of each sample")
     task: str | None = option(
         None,
-        "what your targets are (none = as they look; the likelihood decides, too)",
+        "task of your data (none = inferred from the targets or the likelihood)",
         choices=("classification", "regression"),
     )
     drop: tuple[str, ...] = option((), "columns of your table to leave out")
