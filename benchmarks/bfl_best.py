@@ -26,6 +26,8 @@ from typing import Any
 
 import attrs
 
+from bflcore.report import statistics
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 STORE = RESULTS / "bfl-best.json"
@@ -235,7 +237,8 @@ def differences(content: Mapping[str, Any]) -> Iterator[str]:
             key = f"{metric} {'mean' if metric == 'accuracy' else 'pooled'}"
             gaps = [scale * (ours[s][metric] - theirs["by seed"][s][key]) for s in seeds]
             error = stdev(gaps) / sqrt(len(gaps))
-            verdict = "" if abs(mean(gaps)) > 2 * error else ", not distinguishable"
+            p = statistics.paired(gaps).p or 0.0
+            verdict = ", not distinguishable" if p >= 0.05 else ""
             said.append(f"{metric} {mean(gaps):+.{places}f} +- {error:.{places}f}{verdict}")
         yield f"* small, minus `bpfed` after 100 rounds, seed by seed: {'; '.join(said)}.\n"
 

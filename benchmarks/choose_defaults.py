@@ -170,8 +170,8 @@ NOTES = {
     "fedper": "* `fedper`, `fedbabu`: the recipes hold the chosen values.",
     "superfed-mm": (
         "* `superfed-mm`: the recipe keeps `validation` for now. The results and the study of\n"
-        "  label noise are of it, and the gain of a fixed lambda of 0.5 is within two standard\n"
-        "  errors;\n"
+        "  label noise are of it, and the gain of a fixed lambda of 0.5 is not\n"
+        "  distinguishable;\n"
         "  `-o inference.lambda_selection=fixed` gives it."
     ),
     "fedpop": "* `fedpop`: the chosen step is the new default (it was 0.05).",

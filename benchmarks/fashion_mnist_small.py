@@ -25,6 +25,8 @@ from typing import Any
 
 import attrs
 
+from bflcore.report import statistics
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 DATA = (
@@ -95,10 +97,11 @@ Machine: {machine}; torch {torch}.
 DIFFERENCES = """\
 ## `{ours}` minus the others, seed by seed
 
-Mean of the paired differences +- its standard error. If the mean is not more than two standard
-errors from zero, the two are not distinguishable (n.d.). Higher is better for accuracy, lower for
-the others. Seeds share one pool of 70,000 images, so the differences are less independent than
-their standard errors assume.
+Mean of the paired differences +- its standard error. Where the 95 % interval (Student's t over
+seeds) contains zero, the two are
+[not distinguishable](../concepts/evaluation.md#not-distinguishable) (n.d.). Higher is better for
+accuracy, lower for the others. Seeds share one pool of 70,000 images, so the differences are less
+independent than their standard errors assume.
 """
 
 
@@ -325,7 +328,8 @@ def paired(pairs: Sequence[tuple[Any, Any]], key: str, scale: float, places: int
     """Return mean and standard error of the differences, and whether they are n.d."""
     gaps = [scale * (one[key] - other[key]) for one, other in pairs]
     error = stdev(gaps) / sqrt(len(gaps))
-    verdict = "" if abs(mean(gaps)) > 2 * error else " (n.d.)"
+    p = statistics.paired(gaps).p or 0.0
+    verdict = " (n.d.)" if p >= 0.05 else ""
     return f"{mean(gaps):+.{places}f} +- {error:.{places}f}{verdict}"
 
 
