@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -127,3 +128,42 @@ def test_every_metric_that_runs_record_is_defined(settings, tmp_path, monkeypatc
     assert recorded - documented() == set()
     assert run.summary["rounds"] == 1
     assert set(run.summary) - {"method", "rounds", "final", "best"} <= documented()
+
+
+METHOD = "def report(self, "
+
+
+def reported():
+    """Return what `report` of aggregators and the statistics ``report.NAME`` put into lines."""
+    folders = [ROOT / "bflcore", *ROOT.glob("plugins/*/bfl_*")]
+    found = set()
+    for path in [path for folder in folders for path in sorted(folder.rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and ast.unparse(node).startswith(METHOD):
+                found |= {f"aggregator.{key}" for key in returned(node, path)}
+            if isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith("f'{REPORTED}"):
+                (name,) = node.values[1:]
+                assert isinstance(name, ast.Constant), f"{path}: spell it out: {ast.unparse(node)}"
+                found.add(f"inference.{name.value}")
+    return found
+
+
+def returned(function, path):
+    """Return the keys of the dictionaries that a function returns, which must be spelt out."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return):
+            assert isinstance(node.value, ast.Dict), f"{path}: return a literal dict"
+            for key in node.value.keys:
+                assert isinstance(key, ast.Constant), f"{path}: spell it out: {ast.unparse(key)}"
+                yield key.value
+
+
+def test_every_number_that_a_component_reports_is_defined():
+    assert {"aggregator.floored", "inference.corrected"} <= reported()
+    assert reported() - documented() == set()
+
+
+def test_a_key_that_is_not_spelt_out_is_refused():
+    (function,) = ast.parse("def report(self, s):\n    return {f'{s}': 1.0}").body
+    with pytest.raises(AssertionError, match="spell it out"):
+        list(returned(function, "here"))
