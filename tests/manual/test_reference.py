@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import attrs
 import click
 import pytest
 
@@ -16,6 +17,7 @@ from bflcore.options import options_of
 from bflcore.options.kinds import KINDS
 from bflcore.options.settings import SETTINGS
 from bflcore.registry.loading import load_registry
+from bflcore.studies import paper_tables
 
 from .blocks import imported
 
@@ -167,3 +169,15 @@ def test_a_key_that_is_not_spelt_out_is_refused():
     (function,) = ast.parse("def report(self, s):\n    return {f'{s}': 1.0}").body
     with pytest.raises(AssertionError, match="spell it out"):
         list(returned(function, "here"))
+
+
+def test_every_key_of_a_table_to_reproduce_and_every_variable_is_explained():
+    text = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
+    parts = (paper_tables.Metric, paper_tables.Setting, paper_tables.StandIn, paper_tables.Recipe)
+    parts += (paper_tables.Column, paper_tables.Row, paper_tables.Claim, paper_tables.Rounds)
+    fields = {field.name for part in parts for field in attrs.fields(part)}
+    for key in (*paper_tables.TABLE_KEYS, *fields):
+        assert re.search(rf"[`\[]{key}[`.\]]", text), key
+    sources = "\n".join(path.read_text() for path in (ROOT / "bflcore").rglob("*.py"))
+    for name in re.findall(r"environ[^\n]*\"(BFL_\w+)\"", sources):
+        assert name in written(), name
