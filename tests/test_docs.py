@@ -241,6 +241,14 @@ def test_flags_that_a_page_mentions_exist(page):
     assert mentioned - FLAGS - FOREIGN_FLAGS.keys() - benchmark_flags() == set()
 
 
+def test_options_have_one_name_everywhere():
+    """``-o PART.OPTION``, as help texts and errors say."""
+    sources = [*ROOT.glob("bflcore/**/*.py"), *ROOT.glob("plugins/*/bfl_*/**/*.py"), *PAGES]
+    another = [p for p in sources if re.search(r"KIND\.OPTION", p.read_text(encoding="utf-8"))]
+    assert another == []
+    assert "PART.OPTION" in README.read_text(encoding="utf-8")
+
+
 @pytest.fixture(params=[CONTRIBUTING, GUIDE, OTHER_KINDS], ids=lambda page: page.stem)
 def example(request, monkeypatch):
     """Execute a page's Python blocks in one module; return what it defines."""

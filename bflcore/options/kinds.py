@@ -73,7 +73,7 @@ KINDS = (
 
 PARTS = tuple(kind.name for kind in KINDS if kind.part)
 FITTED = tuple(kind.name for kind in KINDS if kind.fitted)
-CONFIGURABLE = tuple(kind.name for kind in KINDS if kind.part or kind.setting)  # by -o KIND.OPTION
+CONFIGURABLE = tuple(kind.name for kind in KINDS if kind.part or kind.setting)  # by -o PART.OPTION
 
 
 def kind_called(name: str) -> Kind:

@@ -64,7 +64,30 @@ def hospitals():
     return {"x": x, "y": y, "owner": owner, "frame": frame, "new": new, "dataset": dataset}
 
 
-SET_UPS = {"hospitals": hospitals, "": dict}
+def readme():
+    """Add what README.md takes for granted: other files, arrays, and the components of a method."""
+    import numpy as np
+
+    import bflcore
+    from bfl_bpfed.plugin import ReinforcedVariational
+
+    found = hospitals()
+    x, y, owner = found["x"], found["y"], np.array([7, 107, 207])[found["owner"]]
+    np.savez("my.npz", x=x, y=y, client=owner)
+    np.savez("mine.npz", x=x[:20], y=y[:20])
+    np.savez("new.npz", x=x[:4])
+    parts = {name: getattr(bflcore, name) for name in ("Method", "Equal", "Continual")}
+    arrays = {"X": x, "hospital": owner, "X_new": x[:4], "hospital_new": owner[:4]}
+    return {
+        **found,
+        **parts,
+        **arrays,
+        "bflcore": bflcore,
+        "ReinforcedVariational": ReinforcedVariational,
+    }
+
+
+SET_UPS = {"hospitals": hospitals, "readme": readme, "": dict}
 
 
 def masked(text):

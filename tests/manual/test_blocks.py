@@ -20,6 +20,9 @@ PAGES = sorted(
             DOCS / f"{name}.md"
             for name in ("index", "own-data", "evidence", "gallery", "writing-plugins")
         ),
+        ROOT / "README.md",
+        # All that a user of the benchmark does with it takes minutes.
+        *(page for page in ROOT.glob("plugins/*/README.md") if page.parent.name != "shift"),
     ]
 )
 INFOS = {"bash", "python", "text", "toml", "csv"}
@@ -37,7 +40,7 @@ NOT_RUN = {
 
 
 def name_of(page):
-    return str(page.relative_to(DOCS))
+    return str(page.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
