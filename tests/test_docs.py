@@ -241,6 +241,20 @@ def test_flags_that_a_page_mentions_exist(page):
     assert mentioned - FLAGS - FOREIGN_FLAGS.keys() - benchmark_flags() == set()
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/methods/*.md")), ids=lambda page: page.stem)
+def test_a_page_about_methods_says_how_to_install_them(page):
+    text = page.read_text(encoding="utf-8")
+    (line,) = re.findall(r"`pip install '\.\[data\]' ([^`]+)`", text)
+    if page.stem == "index":
+        assert line == "plugins/NAME"
+        return
+    assert all((ROOT / folder / "pyproject.toml").is_file() for folder in line.split())
+    installed = {"bflcore", *(folder.replace("plugins/", "bfl-") for folder in line.split())}
+    runs = set(re.findall(rf"^bfl run ({NAME})", text, re.MULTILINE))
+    owners = {REGISTRY.owner("method", name) for name in runs & REGISTRY.methods.keys()}
+    assert owners - installed == set()
+
+
 def test_options_have_one_name_everywhere():
     """``-o PART.OPTION``, as help texts and errors say."""
     sources = [*ROOT.glob("bflcore/**/*.py"), *ROOT.glob("plugins/*/bfl_*/**/*.py"), *PAGES]

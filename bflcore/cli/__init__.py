@@ -97,7 +97,7 @@ def _lines_of_plugins() -> dict[str, str]:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="bflcore")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors, also after the command.")
+@click.option("--debug", is_flag=True, help="Show tracebacks (may also follow the command).")
 def bfl(debug: bool) -> None:
     """Bayesian federated learning: run, mix and compare methods."""
 

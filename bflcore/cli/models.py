@@ -100,7 +100,7 @@ def export(
     A .safetensors or .bfl file has the model's tensors and how they are used: bfl predict and
     bflcore.load_model read it. A .pt2 file (torch.export) or an .onnx file is a program that needs
     no bflcore: it takes raw samples, averages draws of the network's parameters, and returns
-    probabilities, or means and variances. No file has samples.
+    probabilities, or means and variances. No file contains samples.
     """
     if out.suffix not in {*STORED, *PROGRAMS}:
         raise OptionError(

@@ -39,7 +39,7 @@ __all__ = ["commands"]
     help="folder that keeps the run directories [default: runs/reproduce/runs]",
 )
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder of the data sets")
-@click.option("--download", is_flag=True, help="whether to download data sets that are absent")
+@click.option("--download", is_flag=True, help="download data sets that are absent")
 @click.option("--pages", is_flag=True, help="write the page of the runs in TABLE.json, run nothing")
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def reproduce(
@@ -59,7 +59,8 @@ def reproduce(
     """Run a paper's TABLE, or what is missing of it, and print ours beside the paper's.
 
     Without TABLE, list the tables and how many of their cells can be run with the data and the
-    methods that are installed. TABLE may also be a file .toml of the same form.
+    methods that are installed. TABLE may also be a file .toml of your own: the
+    manual's page Files that you write has its keys.
     """
     from bflcore.studies.reproduce import FOLDER
     from bflcore.studies.reproduce import reproduce as run

@@ -221,7 +221,7 @@ def canonical(cls: type[Component], values: Mapping[str, Any]) -> dict[str, Any]
     names = {alias: declared.name for declared in options_of(cls) for alias in declared.aliases}
     for alias in names.keys() & values.keys():
         if names[alias] in values:
-            raise OptionError(f"{alias}: {names[alias]} is given, too, which means the same")
+            raise OptionError(f"{alias}: {names[alias]} is also given, which means the same")
     return {names.get(name, name): value for name, value in values.items()}
 
 

@@ -58,7 +58,7 @@ class RunSettings(Component):
     )
     keep_samples: str = option(
         "auto",
-        "whether the run keeps a few test samples for its report (auto = those of public data "
+        "keep a few test samples for the report (auto = those of public data "
         "sets, never of your own data)",
         choices=("auto", "yes", "no"),
     )
@@ -103,7 +103,7 @@ class DataSettings(Component):
     )
     drop: tuple[str, ...] = option((), "columns of your table to leave out")
     data_dir: str | None = option(None, "folder of the data set (none = where it is installed)")
-    download: bool = option(False, "whether to download the data set if it is absent")
+    download: bool = option(False, "download the data set if it is absent")
     input_range: str = option(
         "0,1",
         "range of the inputs: `0,1` (as loaded) or `-1,1` (images only)",

@@ -182,7 +182,7 @@ def test_an_alias_is_accepted_wherever_the_name_is_and_stored_under_the_name():
     assert as_dict(Spelt(optimizer="sgd")) == expected
     assert as_dict(build(Spelt, {"optimizer": "sgd"}, "spelt")) == expected
     assert parse_text(Spelt, "optimizer", "sgd", "spelt") == "sgd"
-    with pytest.raises(OptionError, match="optimizer: optimiser is given, too"):
+    with pytest.raises(OptionError, match="optimizer: optimiser is also given"):
         Spelt(optimizer="sgd", optimiser="sgd")
 
 
