@@ -88,6 +88,17 @@ def test_a_run_that_fails_is_named_and_the_status_says_so(bfl, tmp_path):
         (("fedavg", "--select", "personal.nll"), "holds no samples out for validation"),
         (("fedavg", "--select", "personal.entropy"), "does not say which value is better"),
         (("fedavg", "--select", "personal.nll", "--on", "x"), "unknown samples of --on: 'x'"),
+        (("fedavg", *QUICK, "--metric", "personal.nl"), "unknown metric of --metric 'personal.nl'"),
+        (("fedavg", *QUICK, "--metric", "personal.rmse"), "unknown metric of --metric"),
+        (
+            ("fedavg", *QUICK, "--share", "body", "--metric", "global.nll"),
+            "unknown metric of --metric 'global.nll'",
+        ),
+        (
+            ("fedavg", *QUICK, "--validation-fraction", "0.2", "--select", "novel.nll"),
+            "unknown metric of --select 'validation.novel.nll'",
+        ),
+        (("fedavg", "--data", "absent.npz"), "absent.npz does not exist; give a file"),
         (("--resume", "absent"), "absent is not the folder of a sweep"),
         (("fedavg", "--resume", "absent"), "the sweep knows its settings; leave out METHOD"),
         (("--rounds", "3", "--resume", "absent"), "leave out --rounds"),
@@ -98,6 +109,17 @@ def test_mistakes_are_one_line_and_nothing_is_written(bfl, tmp_path, words, mess
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_metric_that_turns_out_to_be_undefined_leaves_the_default_tables(bfl, tmp_path):
+    """Intervals from so few samples are infinitely wide, so that no width is defined."""
+    words = ("fedavg", *QUICK, "--calibration-fraction", "0.3", "-o", "dataset.classes=0")
+    words += ("--seeds", "0", "--out", "s", "--metric", "calibrated.interval_width95")
+    status, out, err = bfl("sweep", *words)
+    assert status == 1
+    assert "unknown metric of --metric 'calibrated.interval_width95'" in err.splitlines()[-1]
+    assert out.splitlines()[-1].startswith("written: results.json, table.md")
+    assert "personal.nll" in (tmp_path / "s" / "table.md").read_text()
 
 
 def test_a_sweep_that_is_asked_to_end_says_how_to_continue(tmp_path):
