@@ -60,10 +60,9 @@ SEEDS = "0-4"
 @click.option("--select", metavar="METRIC", help="metric by which the best cell is named")
 @click.option(
     "--on",
-    default="validation",
-    show_default=True,
     metavar="SAMPLES",
-    help="samples for --select: validation, or test (which says that it chose on test data)",
+    help="samples for --select: validation, or test (which says that it chose on test data) "
+    "[default: validation]",
 )
 @QUIET
 @click.option("--json", "as_json", is_flag=True, help="print results.json at the end")
@@ -78,7 +77,7 @@ def sweep(
     resume: Path | None,
     metric: str | None,
     select: str | None,
-    on: str,
+    on: str | None,
     quiet: bool,
     as_json: bool,
     **given: Any,
@@ -99,7 +98,10 @@ def sweep(
     folder = resume or out or default_folder(cells)
     metrics = _words(metric)
     if select:
-        check_choice(cells, select, on)
+        check_choice(cells, select, on or "validation")
+    elif on:
+        raise OptionError("--on says what --select chooses on; add --select, or leave out --on")
+    on = on or "validation"
     check = partial(check_names, metrics, select, on) if metrics or select else None
     silent = quiet or as_json
     try:

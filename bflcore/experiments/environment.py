@@ -48,6 +48,7 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
             "the data or its partition": _data(prepared.problem),
             "the initial network": _digest([prepared.problem.initial]),
         },
+        "sources": dict(prepared.sources),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
 from bflcore.experiments.rehearsal import rehearse
+from bflcore.experiments.sources import source_digests
 from bflcore.files import memory
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
@@ -53,6 +55,7 @@ class Prepared:
     description: Description
     notes: tuple[str, ...] = ()
     foreign: str = ""  # what --ood stands for
+    sources: Mapping[str, str] = attrs.field(factory=dict)  # digests; see `source_digests`
 
 
 def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prepared:
@@ -61,6 +64,7 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
     `given` are a user's own data where Python holds them. Raises `DataError` or `OptionError`.
     """
     _device(experiment.run.device)
+    sources = source_digests(experiment, given)
     dataset = load_dataset(experiment, given)
     experiment, notes = _with_owners(_with_absolute_paths(experiment), dataset)
     run, data = experiment.run, experiment.data
@@ -97,7 +101,8 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    prepared = attrs.evolve(assemble(experiment, dataset, partition), notes=dataset.notes + notes)
+    prepared = assemble(experiment, dataset, partition)
+    prepared = attrs.evolve(prepared, notes=dataset.notes + notes, sources=sources)
     name, foreign = _foreign(experiment, dataset)
     if foreign is None:
         return prepared

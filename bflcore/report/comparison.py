@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -42,20 +41,24 @@ class Group:
     @property
     def seeds(self) -> dict[int, Run]:
         """The runs by seed."""
-        return {int(run.experiment["seed"]): run for run in self.runs}
+        return {run.seed: run for run in self.runs}
 
 
 def by_settings(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ in the seed alone, in the order of their first ones."""
-    found: dict[str, list[Run]] = {}
+    """Group runs that differ in the seed alone, in the order of their first ones.
+
+    A run whose seed a group has already begins another one.
+    """
+    found: list[list[Run]] = []
     for run in runs:
-        apart = {k: v for k, v in run.experiment.items() if k not in {"seed", "log"}}
-        members = found.setdefault(json.dumps(apart, sort_keys=True, default=str), [])
-        if any(one.experiment.get("seed") == run.experiment.get("seed") for one in members):
-            members = found.setdefault(f"{len(found)} {run.label}", [])  # the same run twice
+        alike = (one for one in found if one[0].settings == run.settings)
+        fits = (one for one in alike if run.seed not in {other.seed for other in one})
+        members = next(fits, None)
+        if members is None:
+            found.append(members := [])
         members.append(run)
     groups, used = [], set[str]()
-    for members in found.values():
+    for members in found:
         label = _label(members)
         label = label if label not in used else ", ".join(run.label for run in members)
         used.add(label)

@@ -18,12 +18,12 @@ from bflcore.data.user import is_own
 from bflcore.engines.local import Local, cores
 from bflcore.errors import BflError, OptionError, RunError
 from bflcore.experiments.environment import MAY_CHANGE
+from bflcore.experiments.sources import source_digests
 from bflcore.files import make_folder, write_text, writing
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell, check_cells
 from bflcore.studies.forecast import Check, look_ahead
 from bflcore.studies.results import SETTINGS, Results, collect, run_folder, write_study
-from bflcore.studies.sources import source_digests
 from bflcore.studies.worker import Task
 from bflcore.studies.workers import run_tasks
 

@@ -32,7 +32,7 @@ __all__ = [
 FILE = "results.json"
 SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
 STUDY = "study.json"  # cells and seeds of a study that has begun
-APART = ("run", "digest", "fingerprints", "warnings", "forced")  # of one run alone
+APART = ("run", "digest", "fingerprints", "sources", "warnings", "forced")  # of one run alone
 
 
 @attrs.frozen

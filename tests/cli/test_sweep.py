@@ -88,6 +88,7 @@ def test_a_run_that_fails_is_named_and_the_status_says_so(bfl, tmp_path):
         (("fedavg", "--select", "personal.nll"), "holds no samples out for validation"),
         (("fedavg", "--select", "personal.entropy"), "does not say which value is better"),
         (("fedavg", "--select", "personal.nll", "--on", "x"), "unknown samples of --on: 'x'"),
+        (("fedavg", "--on", "test"), "--on says what --select chooses on; add --select"),
         (("fedavg", *QUICK, "--metric", "personal.nl"), "unknown metric of --metric 'personal.nl'"),
         (("fedavg", *QUICK, "--metric", "personal.rmse"), "unknown metric of --metric"),
         (
