@@ -131,11 +131,12 @@ def _compared(
     is_run = given is not None and (given / "experiment.toml").is_file()
     folder = given.resolve() if given and is_run else None
     extra = [given] if given and folder not in {None, *(run.resolve() for run in runs)} else []
-    groups = gather([*runs, *extra], _left_out)
+    found = gather([*runs, *extra], _left_out)
     if folder:
-        against = _cell_of(folder, groups, against)
+        against = _cell_of(folder, found.groups, against)
     names = [word.strip() for word in metrics.split(",") if word.strip()]
-    return compare(groups, against, names, over, "pooled" if pooled else "mean")
+    statistic = "pooled" if pooled else "mean"
+    return compare(found.groups, against, names, over, statistic, found.versions)
 
 
 def _cell_of(folder: Path, groups: Groups, given: str) -> str:

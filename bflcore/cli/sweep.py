@@ -167,7 +167,10 @@ def _report(
     """Write the tables; print results, failures and the choice. Return False if one is missing."""
     from bflcore.report.table import print_table
     from bflcore.studies.tables import MEANING, overview
+    from bflcore.studies.versions import differing
 
+    if said := differing(results.versions):
+        click.echo(f"warning: {said}", err=True)
     for trial in results.failures:
         click.echo(f"failed: {trial.cell}/seed-{trial.seed}: {trial.failure}", err=True)
     told = True

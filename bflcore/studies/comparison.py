@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from bflcore.errors import OptionError, RunError, unknown
 from bflcore.report.statistics import Difference, deviation, holm, mean, paired, stratified
 from bflcore.studies.metrics import check_metric, direction, shown
 from bflcore.studies.trials import Groups, Trial, of_clients, values_of
+from bflcore.studies.versions import differing
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -60,6 +61,7 @@ class Comparison:
     over: str
     rows: tuple[Row, ...]
     left_out: tuple[str, ...] = ()
+    versions: str = ""  # a sentence, if those of the runs differ
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, with what they mean."""
@@ -94,7 +96,7 @@ class Comparison:
             )
         elif compared:
             text += f" {SAME[0].upper()}{SAME[1:]}: the interval contains 0."
-        return text
+        return f"{text} {self.versions}".rstrip()
 
 
 def compare(
@@ -103,11 +105,13 @@ def compare(
     metrics: Sequence[str] = (),
     over: str = "",
     statistic: str = "mean",
+    versions: Sequence[Mapping[str, Any]] = (),
 ) -> Comparison:
     """Compare cells with `against` (default: the first) by paired differences.
 
     `over` seeds, or over clients within seeds where both cells have the same data and partition;
-    by default over seeds where there are two. Raises `BflError` for an unknown name.
+    by default over seeds where there are two. `versions` are all that the runs were made with.
+    Raises `BflError` for an unknown name.
     """
     finished = {
         cell: done
@@ -133,7 +137,7 @@ def compare(
         row for name in names for row in _rows(finished, against, name, over, statistic)
     ]  # fmt: skip
     left_out = tuple(cell for cell in groups if cell not in finished)
-    return Comparison(against, over, tuple(rows), left_out)
+    return Comparison(against, over, tuple(rows), left_out, differing(versions))
 
 
 def _rows(groups: Groups, against: str, metric: str, over: str, statistic: str) -> list[Row]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json
@@ -13,7 +16,17 @@ from bflcore.report.reading import Run, read_run, well_formed
 from bflcore.studies.results import FILE, SETTINGS, STUDY, Results, collect, read_study
 from bflcore.studies.trials import Trial, final_metrics
 
-__all__ = ["gather", "is_study", "read_results"]
+__all__ = ["Gathered", "gather", "is_study", "read_results"]
+
+VERSIONS = ("python", "platform", "torch", "distributions")  # of a run's environment.json
+
+
+@attrs.frozen
+class Gathered:
+    """The runs of each cell, and all versions that they were made with."""
+
+    groups: dict[str, list[Trial]]
+    versions: tuple[Mapping[str, Any], ...]
 
 
 def is_study(path: Path) -> bool:
@@ -28,9 +41,7 @@ def read_results(path: Path) -> Results:
     return collect(*read_study(path), path, {})
 
 
-def gather(
-    paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None
-) -> dict[str, list[Trial]]:
+def gather(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None) -> Gathered:
     """Return the runs of each cell; single runs that differ by their seed alone form a cell.
 
     A cell is called by its own name, or, with several studies, by its study's and its own. Cells of
@@ -62,7 +73,7 @@ def gather(
         raise RunError("; ".join(reasons) or "nothing is given to compare")
     for reason in reasons:
         left_out(reason)
-    return found
+    return Gathered(found, tuple(version for one in read.values() for version in _versions(one)))
 
 
 def _folder(path: Path) -> Path:
@@ -81,6 +92,12 @@ def _finished(path: Path, read: Mapping[Path, Results | Run]) -> Run:
             if isinstance(one, Run) and (one.settings, one.seed, one.partitioned) == same:
                 raise RunError(f"{path}: the same settings, data and seed as {one.path}")
     return run
+
+
+def _versions(one: Results | Run) -> Sequence[Mapping[str, Any]]:
+    if isinstance(one, Results):
+        return one.versions
+    return [{name: one.environment[name] for name in VERSIONS if name in one.environment}]
 
 
 def _prefixes(folders: Sequence[Path]) -> dict[Path, str]:

@@ -80,7 +80,7 @@ class Results:
         statistic: str = "mean",
     ) -> Comparison:
         """Compare the cells with one of them; see `comparison.compare`."""
-        return compare(self.groups, against, metrics, over, statistic)
+        return compare(self.groups, against, metrics, over, statistic, self.versions)
 
     def frame(self, statistic: str = "mean") -> Any:
         """Return a pandas data frame with a row per run and a column per metric.

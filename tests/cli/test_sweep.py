@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bflcore.cli.sweep import show_standing
+from bflcore.experiments.integrity import read_json, write_json
 from bflcore.studies.execution import Standing
 
 QUICK = (
@@ -47,6 +48,16 @@ def test_a_sweep_prints_its_table_and_choice_and_is_compared(bfl, tmp_path):
     assert [run["seed"] for run in found["runs"]] == [0, 3, 0, 3]
     assert found["best"]["metric"] == "validation.nll"
     assert bfl("sweep", "--resume", "s", "--quiet") == (0, "", "")
+
+    # A sweep that was continued after an upgrade says so.
+    file = next((tmp_path / "s").glob("*/seed-3/environment.json"))
+    known = read_json(file)
+    write_json(file, known | {"torch": "1.0"})
+    status, _, err = bfl("sweep", "--resume", "s", "--quiet")
+    assert (status, err.count("\n")) == (0, 1)
+    assert "warning: The runs were made with different versions (torch: " in err
+    assert "different versions (torch" in bfl("compare", "s")[1]
+    write_json(file, known)
 
     status, out, _ = bfl("compare", "s", "--metric", "personal.nll")
     assert status == 0
