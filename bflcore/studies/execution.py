@@ -145,7 +145,13 @@ def _settings(experiment: Experiment, own: Table | Arrays | None) -> dict[str, A
     values = experiment.as_toml() | {"chunk": getattr(experiment.engine, "chunk", 0)}
     values |= source_digests(experiment, own)
     plain = {name: value for name, value in values.items() if name not in {*MAY_CHANGE, "seed"}}
-    return tomllib.loads(tomli_w.dumps(plain))
+    return _without_place(tomllib.loads(tomli_w.dumps(plain)))
+
+
+def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without where the data are, and whether they were downloaded."""
+    data = {name: value for name, value in settings["data"].items() if name != "data_dir"}
+    return settings | {"data": data | {"download": False}}
 
 
 def _anchored(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,8 +179,8 @@ def _check_same(settings: Mapping[str, Mapping[str, Any]], folder: Path) -> None
         if not any(path.glob("seed-*")):
             continue
         try:
-            then = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            then = _without_place(tomllib.loads((path / SETTINGS).read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             raise RunError(
                 f"{path} has runs, but no {SETTINGS} that can be read; choose another folder, or "
                 "remove it"
