@@ -113,6 +113,10 @@ def compare(
         return
     print_table(rows)
     click.echo(MEANING[statistic])
+    if base and any("± se" in row for row in rows):
+        click.echo(
+            f"Paired difference to {base.label}: mean over clients ± its standard error (se)."
+        )
     for run in read:
         if run.unfinished:
             click.echo(f"{run.label}: {run.unfinished}")
@@ -190,10 +194,9 @@ def _add_paired(read: list[Run], rows: list[Row], base: Run, *, required: bool) 
             if required:
                 raise
             continue
-        error = found["standard error"]
-        spread = "" if error is None else f" ± {error:.4f}"
         row[f"worse than {base.label}"] = f"{found['worse']} of {found['clients']}"
-        row["paired difference"] = f"{found['difference']:+.4f}{spread}"
+        row["paired difference"] = found["difference"]
+        row["± se"] = found["standard error"]
 
 
 @click.command("coefficients")

@@ -19,7 +19,7 @@ from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 from bflcore.experiments.samples import FILE as SAMPLES
 
-__all__ = ["Run", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
+__all__ = ["Run", "by_client", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
 
 DATA = "the data or its partition"  # the name of a fingerprint in environment.json
 
@@ -116,6 +116,16 @@ class Run:
         """Return a class's name, or its label."""
         names = self.description.get("classes", [])
         return plain(names[label] if label < len(names) else label)
+
+
+def by_client(evaluation: Mapping[str, Any], metric: str) -> dict[int, float]:
+    """Return a metric of each client, from the content of a run's ``evaluation.json``.
+
+    Clients for which it is not defined are left out.
+    """
+    group, _, name = metric.rpartition(".")
+    clients = evaluation.get(group, {}).get("clients", [])
+    return {one["client"]: float(one[name]) for one in clients if name in one}
 
 
 def read_run(path: Path) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,8 +46,11 @@ class Row:
         if self.difference is None:
             return "no pairs"
         if self.p is None:
-            finite = math.isfinite(self.difference.mean)
-            return "one pair: not known" if finite else "not finite"
+            if not math.isfinite(self.difference.mean):
+                return "not finite"
+            return (
+                f"{'one pair' if self.difference.n == 1 else 'a single pair in a seed'}: not known"
+            )
         if self.p >= SIGNIFICANT:
             return SAME
         sign = direction(self.metric) * self.difference.mean
@@ -77,7 +81,7 @@ class Comparison:
     @property
     def meaning(self) -> str:
         """Say what the columns are."""
-        compared = {row.cell for row in self.rows if row.difference is not None}
+        tested = Counter(row.metric for row in self.rows if row.p is not None).values()
         unit = {
             "seeds": "the unit of replication is the seed, which decides partition, initial values "
             "and training",
@@ -89,12 +93,13 @@ class Comparison:
             "Mean and deviation are over seeds. Differences are paired, with 95 % confidence "
             f"intervals (Student's t), against {self.against}; {unit}."
         )
-        if len(compared) > 1:
+        if max(tested, default=0) > 1:
+            number = " or ".join(map(str, sorted(set(tested))))
             text += (
-                f" p is adjusted for {len(compared)} comparisons per metric (Holm), the intervals "
-                f"are not; {SAME}: p is at least {SIGNIFICANT:g}."
+                f" p is adjusted for {number} comparisons per metric (Holm), the intervals are "
+                f"not; {SAME}: p is at least {SIGNIFICANT:g}."
             )
-        elif compared:
+        elif tested:
             text += f" {SAME[0].upper()}{SAME[1:]}: the interval contains 0."
         return f"{text} {self.versions}".rstrip()
 

@@ -3,6 +3,9 @@
 import json
 import shutil
 
+import pytest
+import scipy.stats
+
 from .quick import QUICK
 
 
@@ -66,7 +69,12 @@ def test_clients_are_compared_with_what_they_reach_alone(bfl, tmp_path):
     pairs = [(a["accuracy"], b["accuracy"]) for a, b in zip(together, apart, strict=True)]
     assert rows["fedavg"][f"worse than {alone}"] == f"{sum(a < b for a, b in pairs)} of 3"
     mean = sum(a - b for a, b in pairs) / 3
-    assert rows["fedavg"]["paired difference"].startswith(f"{mean:+.4f} ± ")
+    assert rows["fedavg"]["paired difference"] == pytest.approx(mean)
+    error = scipy.stats.sem([a - b for a, b in pairs])
+    assert rows["fedavg"]["± se"] == pytest.approx(error)
+    out = bfl("compare", "fedavg", alone)[1]
+    assert "Paired difference to alone: mean over clients ± its standard error (se)." in out
+    assert out.splitlines()[0].split()[-4:] == ["paired", "difference", "±", "se"]
     assert f"worse than {alone}" not in rows["seed1"]  # other samples: not comparable
     status, _, err = bfl("compare", "seed1", "--against", alone)
     assert status == 2
