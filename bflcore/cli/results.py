@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bflcore.errors import RunError, unknown
+from bflcore.errors import OptionError, RunError, unknown
 
 if TYPE_CHECKING:
     from bflcore.report.reading import Run
     from bflcore.studies.comparison import Comparison
+    from bflcore.studies.trials import Groups
 
     Row = dict[str, Any]
 
@@ -60,7 +61,7 @@ def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
     help="table, markdown, csv or latex [default: that of --out, or table]",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="file to write (.md, .csv, .tex or .txt)"
+    "--out", type=click.Path(path_type=Path), help="file to write (.md, .csv, .tex, .txt or .json)"
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def compare(
@@ -81,12 +82,21 @@ def compare(
     """
     from bflcore.studies.gathering import is_study
 
+    if as_json and form:
+        raise OptionError("--json and --format exclude each other; give one of them")
+    if as_json and out and out.suffix.lower() != ".json":
+        raise OptionError(f"--json: {out} is not a file .json; rename it, or leave out --json")
     if metric or over or form or out or any(map(is_study, runs)):
         found = _compared(runs, against or "", metric or "", over or "", pooled=pooled)
         for cell in found.left_out:
             _left_out(f"{cell} has no finished run")
         _write_comparison(found, form, out, as_json=as_json)
         return
+    if pooled and against:
+        raise OptionError(
+            "--against compares client by client, and --pooled has no clients; leave one of them "
+            "out, or add --over seeds"
+        )
     from bflcore.report.reading import read_run, read_runs, well_formed
     from bflcore.report.table import MEANING, print_table, row_of
 
@@ -103,6 +113,10 @@ def compare(
         return
     print_table(rows)
     click.echo(MEANING[statistic])
+    if base and any("± se" in row for row in rows):
+        click.echo(
+            f"Paired difference to {base.label}: mean over clients ± its standard error (se)."
+        )
     for run in read:
         if run.unfinished:
             click.echo(f"{run.label}: {run.unfinished}")
@@ -121,15 +135,20 @@ def _compared(
     is_run = given is not None and (given / "experiment.toml").is_file()
     folder = given.resolve() if given and is_run else None
     extra = [given] if given and folder not in {None, *(run.resolve() for run in runs)} else []
-    groups = gather([*runs, *extra], _left_out)
+    found = gather([*runs, *extra], _left_out)
     if folder:
-        against = next(
-            cell
-            for cell, trials in groups.items()
-            if any(trial.path and trial.path.resolve() == folder for trial in trials)
-        )
+        against = _cell_of(folder, found.groups, against)
     names = [word.strip() for word in metrics.split(",") if word.strip()]
-    return compare(groups, against, names, over, "pooled" if pooled else "mean")
+    statistic = "pooled" if pooled else "mean"
+    return compare(found.groups, against, names, over, statistic, found.versions)
+
+
+def _cell_of(folder: Path, groups: Groups, given: str) -> str:
+    """Return the cell of a run. Raises `RunError` if it was left out."""
+    for cell, trials in groups.items():
+        if any(trial.path and trial.path.resolve() == folder for trial in trials):
+            return cell
+    raise RunError(f"--against: {given} is left out; give one of the cells: {', '.join(groups)}")
 
 
 def _write_comparison(
@@ -175,10 +194,9 @@ def _add_paired(read: list[Run], rows: list[Row], base: Run, *, required: bool) 
             if required:
                 raise
             continue
-        error = found["standard error"]
-        spread = "" if error is None else f" ± {error:.4f}"
         row[f"worse than {base.label}"] = f"{found['worse']} of {found['clients']}"
-        row["paired difference"] = f"{found['difference']:+.4f}{spread}"
+        row["paired difference"] = found["difference"]
+        row["± se"] = found["standard error"]
 
 
 @click.command("coefficients")

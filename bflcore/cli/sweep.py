@@ -16,12 +16,12 @@ import click
 
 from bflcore.cli.execution import Ended, tidy_end
 from bflcore.cli.run import QUIET, experiment_flags
-from bflcore.errors import OptionError
+from bflcore.errors import BflError, OptionError
 from bflcore.studies.cells import Cell, seeds_of
 from bflcore.studies.execution import duration, execute
 from bflcore.studies.grids import cells_of, parse_axis, read_list
 from bflcore.studies.results import read_study
-from bflcore.studies.sweeps import check_choice, default_folder, write_tables
+from bflcore.studies.sweeps import check_choice, check_names, default_folder, write_tables
 
 if TYPE_CHECKING:
     from bflcore.studies.execution import Progress, Standing
@@ -60,10 +60,9 @@ SEEDS = "0-4"
 @click.option("--select", metavar="METRIC", help="metric by which the best cell is named")
 @click.option(
     "--on",
-    default="validation",
-    show_default=True,
     metavar="SAMPLES",
-    help="samples for --select: validation, or test (which says that it chose on test data)",
+    help="samples for --select: validation, or test (which says that it chose on test data) "
+    "[default: validation]",
 )
 @QUIET
 @click.option("--json", "as_json", is_flag=True, help="print results.json at the end")
@@ -78,7 +77,7 @@ def sweep(
     resume: Path | None,
     metric: str | None,
     select: str | None,
-    on: str,
+    on: str | None,
     quiet: bool,
     as_json: bool,
     **given: Any,
@@ -97,20 +96,25 @@ def sweep(
         cells = _cells(method, flags, options, grid, listed)
         numbers = seeds_of(seeds or SEEDS)
     folder = resume or out or default_folder(cells)
+    metrics = _words(metric)
     if select:
-        check_choice(cells, select, on)
+        check_choice(cells, select, on or "validation")
+    elif on:
+        raise OptionError("--on says what --select chooses on; add --select, or leave out --on")
+    on = on or "validation"
+    check = partial(check_names, metrics, select, on) if metrics or select else None
     silent = quiet or as_json
     try:
         with tidy_end(), show_standing(folder, silent) as progress:
-            results = execute(cells, numbers, folder, jobs=jobs, progress=progress)
+            results = execute(cells, numbers, folder, jobs=jobs, progress=progress, check=check)
     except KeyboardInterrupt as error:
         click.echo(
             f"interrupted. Continue with: bfl sweep --resume {shlex.quote(str(folder))}", err=True
         )
         number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
         raise click.exceptions.Exit(128 + number) from None
-    _report(results, _words(metric), select, on, quiet=quiet, as_json=as_json)
-    return 1 if results.failures else 0
+    told = _report(results, metrics, select, on, quiet=quiet, as_json=as_json)
+    return 0 if told and not results.failures else 1
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:
@@ -159,15 +163,23 @@ def _report(
     *,
     quiet: bool,
     as_json: bool,
-) -> None:
-    """Write the tables; print results, failures and the choice."""
+) -> bool:
+    """Write the tables; print results, failures and the choice. Return False if one is missing."""
     from bflcore.report.table import print_table
     from bflcore.studies.tables import MEANING, overview
+    from bflcore.studies.versions import differing
 
+    if said := differing(results.versions):
+        click.echo(f"warning: {said}", err=True)
     for trial in results.failures:
         click.echo(f"failed: {trial.cell}/seed-{trial.seed}: {trial.failure}", err=True)
-    names = write_tables(results, metrics)
-    choice = results.best(select, on) if select and names else None
+    told = True
+    try:
+        names = write_tables(results, metrics)
+        choice = results.best(select, on) if select and names else None
+    except BflError as error:  # the runs are finished, whatever is asked of them
+        click.echo(str(error), err=True)
+        names, choice, told = write_tables(results), None, False
     if as_json:
         best = {"best": choice.as_json()} if choice else {}
         click.echo(json.dumps(results.as_json() | best, indent=2))
@@ -180,6 +192,7 @@ def _report(
         click.echo(f"folder: {results.folder}")
         if names:
             click.echo("written: results.json, table.md, table.csv, plot.svg")
+    return told
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from bflcore.errors import RunError, WriteError
 from bflcore.experiments.checkpoint import Checkpoints
 from bflcore.experiments.description import FILE
-from bflcore.experiments.environment import environment, used_distributions
+from bflcore.experiments.environment import SETTINGS, environment, is_of, used_distributions
 from bflcore.experiments.integrity import (
     add_digest,
     digest_of,
@@ -176,8 +176,10 @@ class RunDirectory:
             for name in used
             if versions.get(name) != installed[name]
         ]
-        marks = now["fingerprints"].items()
-        return changed + [f"{name} changed" for name, mark in marks if prints.get(name) != mark]
+        marks = now["fingerprints"]
+        if is_of(prepared.experiment.as_toml(), prints.get(SETTINGS)):
+            del marks[SETTINGS]
+        return changed + [f"{k} changed" for k, mark in marks.items() if prints.get(k) != mark]
 
     def note_changes(
         self, changes: list[str], prepared: Prepared, registry: Registry, round: int

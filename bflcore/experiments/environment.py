@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["check_settings", "environment", "settings_digest", "used_distributions"]
+__all__ = [
+    "SETTINGS",
+    "check_settings",
+    "environment",
+    "is_of",
+    "settings_digest",
+    "used_distributions",
+]
 
 SETTINGS = "experiment.toml"  # key among the fingerprints
 
@@ -48,6 +55,7 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
             "the data or its partition": _data(prepared.problem),
             "the initial network": _digest([prepared.problem.initial]),
         },
+        "sources": dict(prepared.sources),
     }
 
 
@@ -70,7 +78,7 @@ def check_settings(run: Path, values: Mapping[str, Any]) -> None:
         return  # the run has not begun
     except (KeyError, TypeError):
         known = ""
-    if known != settings_digest(values):
+    if not is_of(values, known):
         raise RunError(
             f"{run / 'experiment.toml'} is not what the run was started with; restore it, or "
             f"continue with the new settings: bfl resume {run} --force"
@@ -80,8 +88,20 @@ def check_settings(run: Path, values: Mapping[str, Any]) -> None:
 def settings_digest(values: Mapping[str, Any]) -> str:
     """Return a digest of the settings that determine the results, as an experiment file has them.
 
-    Of the engine that is how many clients train together, which decides the last bits.
+    Of the engine that is how many clients train together, which decides the last bits. The folder
+    that holds a data set is none of them.
     """
+    data = {k: v for k, v in values.get("data", {}).items() if k != "data_dir"}
+    return _digest_of_settings({**values, "data": data} if "data" in values else values)
+
+
+def is_of(values: Mapping[str, Any], known: object) -> bool:
+    """Return whether a run's digest is that of these settings."""
+    return known in {settings_digest(values), _digest_of_settings(values)}
+
+
+def _digest_of_settings(values: Mapping[str, Any]) -> str:
+    """Return a digest of all settings, as runs of earlier versions have it."""
     chunk = dict(values.get("engine", {})).get("chunk", 0)
     found = {k: v for k, v in values.items() if k not in MAY_CHANGE} | {"chunk": chunk}
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
 from bflcore.experiments.rehearsal import rehearse
+from bflcore.experiments.sources import source_digests
 from bflcore.files import memory
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
@@ -37,7 +39,7 @@ else:
     torch = lazy("torch")
     networks = lazy("bflcore.models.networks")
 
-__all__ = ["Prepared", "assemble", "build_problem", "prepare"]
+__all__ = ["Prepared", "assemble", "build_problem", "load_dataset", "prepare"]
 
 
 @attrs.frozen(eq=False)
@@ -53,6 +55,7 @@ class Prepared:
     description: Description
     notes: tuple[str, ...] = ()
     foreign: str = ""  # what --ood stands for
+    sources: Mapping[str, str] = attrs.field(factory=dict)  # digests; see `source_digests`
 
 
 def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prepared:
@@ -61,7 +64,8 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
     `given` are a user's own data where Python holds them. Raises `DataError` or `OptionError`.
     """
     _device(experiment.run.device)
-    dataset = _dataset(experiment, given)
+    sources = source_digests(experiment, given)
+    dataset = load_dataset(experiment, given)
     experiment, notes = _with_owners(_with_absolute_paths(experiment), dataset)
     run, data = experiment.run, experiment.data
     if data.input_range == "-1,1":
@@ -97,7 +101,8 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
             np.concatenate(partition.train),
             numpy_stream(run.seed, SERVER, SERVER, "label noise"),
         )
-    prepared = attrs.evolve(assemble(experiment, dataset, partition), notes=dataset.notes + notes)
+    prepared = assemble(experiment, dataset, partition)
+    prepared = attrs.evolve(prepared, notes=dataset.notes + notes, sources=sources)
     name, foreign = _foreign(experiment, dataset)
     if foreign is None:
         return prepared
@@ -105,6 +110,29 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
     samples = torch.as_tensor(foreign).to(like.device, like.dtype)
     problem = attrs.evolve(prepared.problem, foreign=samples)
     return attrs.evolve(prepared, problem=problem, foreign=name)
+
+
+def load_dataset(experiment: Experiment, given: Table | Arrays | None = None) -> Dataset:
+    """Load the data, downloading them if that is asked for; `given` are those that Python holds.
+
+    Raises `DataError` or `OptionError`.
+    """
+    data = experiment.data
+    if isinstance(experiment.dataset, OwnData):
+        chosen = experiment.likelihood
+        if chosen and data.task and data.task != chosen.task:
+            raise OptionError(
+                f"--task: {data.task} does not fit --likelihood {chosen.name}, which is for "
+                f"{chosen.task}; leave one of the two out"
+            )
+        return experiment.dataset.read(given, data, chosen.task if chosen else data.task)
+    folder = Path(data.data_dir) if data.data_dir else None
+    if folder is not None and not folder.is_dir() and not data.download:
+        raise DataError(
+            f"--data-dir: {folder} is not a folder; give the folder that holds {data.data}, "
+            "or add --download to fetch it there"
+        )
+    return experiment.dataset.load(folder, data.download)
 
 
 def assemble(experiment: Experiment, dataset: Dataset, partition: Partition) -> Prepared:
@@ -185,25 +213,6 @@ def _check_size(model: Model, shape: tuple[int, ...], outputs: int, like: torch.
             f"{allowed / 2**30:,.1f} GiB, half of this machine's memory; choose a smaller network "
             f"(bfl show model {model.name})"
         )
-
-
-def _dataset(experiment: Experiment, given: Table | Arrays | None) -> Dataset:
-    data = experiment.data
-    if isinstance(experiment.dataset, OwnData):
-        chosen = experiment.likelihood
-        if chosen and data.task and data.task != chosen.task:
-            raise OptionError(
-                f"--task: {data.task} does not fit --likelihood {chosen.name}, which is for "
-                f"{chosen.task}; leave one of the two out"
-            )
-        return experiment.dataset.read(given, data, chosen.task if chosen else data.task)
-    folder = Path(data.data_dir) if data.data_dir else None
-    if folder is not None and not folder.is_dir() and not data.download:
-        raise DataError(
-            f"--data-dir: {folder} is not a folder; give the folder that holds {data.data}, "
-            "or add --download to fetch it there"
-        )
-    return experiment.dataset.load(folder, data.download)
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bflcore.lazy import lazy
-from bflcore.report.intervals import coverage_band
+from bflcore.report.intervals import Band, coverage_band
 from bflcore.report.table import grid
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ SENTENCE = (
 COVERED = (
     "{label}: each client's share of test samples whose {kind} of {level} % has the target. Grey: "
     "where 95 % of clients are to be expected with so many test samples{because}. {below} of {all} "
-    "are below their band and {above} above; {due:.1f} on either side are to be expected."
+    "are below their band and {above} above; {due_below:.1f} and {due_above:.1f} are to be "
+    "expected."
 )
 OWN = " and so few calibration samples of their own, which let the coverage vary (beta-binomial)"
 EXACT = " if each is covered at that rate exactly (binomial)"
@@ -55,20 +56,22 @@ def _covered(run: Run) -> dict[str, Any] | None:
         kind=kind,
         level=PICTURED,
         because=OWN if _by_own_samples(run) else EXACT,
-        below=sum(share < band[0] for share, band in zip(shares, bands, strict=True)),
-        above=sum(share > band[1] for share, band in zip(shares, bands, strict=True)),
+        below=sum(share < band.low for share, band in zip(shares, bands, strict=True)),
+        above=sum(share > band.high for share, band in zip(shares, bands, strict=True)),
         all=len(clients),
-        due=0.025 * len(clients),
+        due_below=sum(band.below for band in bands),
+        due_above=sum(band.above for band in bands),
     )
     names = [run.client(one["client"]) for one in clients]
-    return {"sentence": sentence, "svg": plots.coverage(names, shares, bands, PICTURED)}
+    pictured = [(band.low, band.high) for band in bands]
+    return {"sentence": sentence, "svg": plots.coverage(names, shares, pictured, PICTURED)}
 
 
-def _band(run: Run, client: dict[str, Any]) -> tuple[float, float]:
+def _band(run: Run, client: dict[str, Any]) -> Band:
     known, number = run.description.get("clients", []), int(client["client"])
     own = int(known[number].get("calibration", 0)) if number < len(known) else 0
-    calibrated = own if _by_own_samples(run) else 0
-    return coverage_band(int(client["examples"]), PICTURED / 100, calibrated)
+    exact = not _by_own_samples(run)
+    return coverage_band(int(client["examples"]), PICTURED / 100, None if exact else own)
 
 
 def _by_own_samples(run: Run) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -11,19 +10,21 @@ from typing import Any
 import attrs
 
 from bflcore.report.intervals import half_width, selective_risk
-from bflcore.report.reading import Run, plain
-from bflcore.report.statistics import paired
+from bflcore.report.reading import Run, by_client, plain
+from bflcore.report.statistics import Difference, holm, paired
 from bflcore.report.table import CLASSIFICATION, REGRESSION
 
 __all__ = ["Group", "by_settings", "section"]
 
 HIGHER = ("accuracy", "F1", "AUROC")  # ends of the names of metrics that are to be high
 TARGETED = ("coverage",)  # parts of the names of metrics that are to have a certain value
-BEST, EQUAL = "best", "equal"
+BEST, EQUAL, UNPAIRED = "best", "equal", "unpaired"
+SIGNIFICANT = 0.05
 COSTS = {"seconds": "seconds", "MB up": "up", "MB down": "down"}
 SENTENCE = (
-    "The last round; a heading sorts. Bold: the best of a column; ≈: not distinguishable from it, "
-    "because the 95 % interval of the paired difference contains 0."
+    "The last round; a heading sorts. Bold: the best of a column; ≈: not distinguishable from it "
+    f"(p of the paired difference at least {SIGNIFICANT:g}, adjusted by Holm's method for the "
+    "column); ?: not compared with it, for want of pairs: other seeds, data or partition."
 )
 OVER = {
     "seeds": "± is half of the 95 % interval of the mean over seeds (Student's t).",
@@ -42,20 +43,24 @@ class Group:
     @property
     def seeds(self) -> dict[int, Run]:
         """The runs by seed."""
-        return {int(run.experiment["seed"]): run for run in self.runs}
+        return {run.seed: run for run in self.runs}
 
 
 def by_settings(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ in the seed alone, in the order of their first ones."""
-    found: dict[str, list[Run]] = {}
+    """Group runs that differ in the seed alone, in the order of their first ones.
+
+    A run whose seed a group has already begins another one.
+    """
+    found: list[list[Run]] = []
     for run in runs:
-        apart = {k: v for k, v in run.experiment.items() if k not in {"seed", "log"}}
-        members = found.setdefault(json.dumps(apart, sort_keys=True, default=str), [])
-        if any(one.experiment.get("seed") == run.experiment.get("seed") for one in members):
-            members = found.setdefault(f"{len(found)} {run.label}", [])  # the same run twice
+        alike = (one for one in found if one[0].settings == run.settings)
+        fits = (one for one in alike if run.seed not in {other.seed for other in one})
+        members = next(fits, None)
+        if members is None:
+            found.append(members := [])
         members.append(run)
     groups, used = [], set[str]()
-    for members in found.values():
+    for members in found:
         label = _label(members)
         label = label if label not in used else ", ".join(run.label for run in members)
         used.add(label)
@@ -113,27 +118,30 @@ def _column(groups: Sequence[Group], name: str, key: str) -> list[dict[str, Any]
     if len(known) > 1 and not any(part in name for part in TARGETED):
         sign = -1 if name.endswith(HIGHER) else 1
         best = min(known, key=lambda i: sign * (means[i] or 0.0))
+    marks = {} if best is None else _marks(groups, best, key)
     cells = []
     for i, (group, mean) in enumerate(zip(groups, means, strict=True)):
         if mean is None:
             cells.append(_text(""))
             continue
         around = half_width(_values(group, key))
-        mark = "" if best is None else _mark(groups, i, best, key)
-        cell = _text(f"{mean:.4f}") | {"mark": mark}
+        cell = _text(f"{mean:.4f}") | {"mark": marks.get(i, "")}
         cells.append(cell | {"around": "" if around is None else f"{around:.4f}"})
     return cells
 
 
-def _mark(groups: Sequence[Group], one: int, best: int, key: str) -> str:
-    if one == best:
-        return BEST
-    found = paired_interval(groups[one], groups[best], key)
-    return EQUAL if found and found[0] <= 0 <= found[1] else ""
+def _marks(groups: Sequence[Group], best: int, key: str) -> dict[int, str]:
+    """Mark a column's best, what cannot be told from it, and what cannot be compared with it."""
+    others = [i for i in range(len(groups)) if i != best]
+    pairs = {i: paired_difference(groups[i], groups[best], key) for i in others}
+    known = {i: found.p for i, found in pairs.items() if found and found.p is not None}
+    marks = {best: BEST} | {i: UNPAIRED for i in others if i not in known}
+    adjusted = zip(known, holm(list(known.values())), strict=True)
+    return marks | {i: EQUAL if p >= SIGNIFICANT else "" for i, p in adjusted}
 
 
-def paired_interval(one: Group, other: Group, key: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean difference, paired over seeds or else over clients.
+def paired_difference(one: Group, other: Group, key: str) -> Difference | None:
+    """Return the mean difference, paired over seeds or else over clients.
 
     None if there are no pairs: fewer than two common seeds, or clients with other data.
     """
@@ -144,13 +152,11 @@ def paired_interval(one: Group, other: Group, key: str) -> tuple[float, float] |
         first, second = (group.seeds[common[0]] for group in (one, other))
         if first.partitioned is None or first.partitioned != second.partitioned:
             return None
-        mine, theirs = _by_client(first, key), _by_client(second, key)
+        mine, theirs = by_client(first.evaluation, key), by_client(second.evaluation, key)
         pairs = [(mine[client], theirs[client]) for client in mine if client in theirs]
     else:
         return None
-    differences = [a - b for a, b in pairs if a is not None and b is not None]
-    found = paired(differences)
-    return None if found.low is None or found.high is None else (found.low, found.high)
+    return paired([a - b for a, b in pairs if a is not None and b is not None])
 
 
 def _mean(group: Group, key: str) -> float | None:
@@ -161,7 +167,7 @@ def _mean(group: Group, key: str) -> float | None:
 def _values(group: Group, key: str) -> list[float]:
     """Return the values whose mean it is: of each seed, or of each client of a lone run."""
     if len(group.runs) == 1:
-        return list(_by_client(group.runs[0], key).values()) if key else []
+        return list(by_client(group.runs[0].evaluation, key).values()) if key else []
     return [value for run in group.runs if (value := _of(run, key)) is not None]
 
 
@@ -172,12 +178,6 @@ def _of(run: Run, key: str) -> float | None:
         return None if found is None else float(found)
     curve = run.evaluation.get("personal", {}).get("retention")
     return selective_risk(curve)[0] if curve else None
-
-
-def _by_client(run: Run, key: str) -> dict[int, float]:
-    group, _, name = key.rpartition(".")
-    clients = run.evaluation.get(group, {}).get("clients", [])
-    return {one["client"]: float(one[name]) for one in clients if name in one}
 
 
 def _cost(group: Group, key: str) -> dict[str, Any]:

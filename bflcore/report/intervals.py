@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bflcore.lazy import lazy
 from bflcore.report.statistics import paired
@@ -16,7 +16,7 @@ else:
     np = lazy("numpy")
     special = lazy("scipy.special")
 
-__all__ = ["coverage_band", "half_width", "selective_risk"]
+__all__ = ["Band", "coverage_band", "half_width", "selective_risk"]
 
 TAIL = 0.025  # outside a 95 % band, on each side
 
@@ -27,27 +27,38 @@ def half_width(values: Sequence[float]) -> float | None:
     return None if found.high is None else found.high - found.mean
 
 
-def coverage_band(count: int, rate: float, calibrated: int = 0) -> tuple[float, float]:
+class Band(NamedTuple):
+    """Where 95 % of shares are to be expected, and the probabilities of shares outside."""
+
+    low: float
+    high: float
+    below: float
+    above: float
+
+
+def coverage_band(count: int, rate: float, calibrated: int | None = None) -> Band:
     """Return the shares between which 95 % of clients with `count` test samples are covered.
 
     Without `calibrated` the coverage is the `rate`, and the number of covered samples binomial. The
     sets of a client that calibrates with n samples of its own have a coverage that is
     Beta(k, n + 1 - k) distributed, k = ceil(rate (n + 1)), and the number is beta-binomial (Vovk
-    2012); with k > n the sets hold everything.
+    2012); with k > n the sets hold everything. As numbers are whole, fewer than 5 % are outside.
     """
-    first = math.ceil(rate * (calibrated + 1) - 1e-9)
-    if calibrated and first > calibrated:
-        return 1.0, 1.0
     covered = np.arange(count + 1)
-    if calibrated:
-        a, b = first, calibrated + 1 - first
+    if calibrated is None:
+        until = special.bdtr(covered, count, rate)
+    else:
+        a = math.ceil(rate * (calibrated + 1) - 1e-9)
+        b = calibrated + 1 - a
+        if not b:
+            return Band(1.0, 1.0, 0.0, 0.0)
         ways = -math.log(count + 1) - special.betaln(covered + 1, count - covered + 1)
         mass = ways + special.betaln(covered + a, count - covered + b) - special.betaln(a, b)
-        below = np.cumsum(np.exp(mass))
-    else:
-        below = special.bdtr(covered, count, rate)
-    lower, upper = np.searchsorted(below, [TAIL, 1 - TAIL])
-    return float(lower) / count, float(min(upper, count)) / count
+        until = np.cumsum(np.exp(mass))
+    low, high = np.searchsorted(until, [TAIL, 1 - TAIL])
+    high = min(high, count)
+    below = until[low - 1] if low else 0.0
+    return Band(low / count, high / count, float(below), max(0.0, 1 - float(until[high])))
 
 
 def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:

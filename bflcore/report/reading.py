@@ -7,18 +7,19 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from bflcore.errors import RunError
-from bflcore.experiments.environment import check_settings
+from bflcore.experiments.environment import check_settings, settings_digest
 from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 from bflcore.experiments.samples import FILE as SAMPLES
 
-__all__ = ["Run", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
+__all__ = ["Run", "by_client", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
 
 DATA = "the data or its partition"  # the name of a fingerprint in environment.json
 
@@ -56,6 +57,20 @@ class Run:
     def label(self) -> str:
         """The folder's name, by which a comparison tells runs apart."""
         return plain(self.path.resolve().name)
+
+    @property
+    def seed(self) -> int:
+        """The random seed."""
+        return int(self.experiment["seed"])
+
+    @cached_property
+    def settings(self) -> str:
+        """A digest of the settings, the seed apart, and of the user's own data and network.
+
+        Runs that share it differ in the seed alone.
+        """
+        values = {name: value for name, value in self.experiment.items() if name != "seed"}
+        return settings_digest(values | {"sources": self.environment.get("sources", {})})
 
     @property
     def classifies(self) -> bool:
@@ -101,6 +116,16 @@ class Run:
         """Return a class's name, or its label."""
         names = self.description.get("classes", [])
         return plain(names[label] if label < len(names) else label)
+
+
+def by_client(evaluation: Mapping[str, Any], metric: str) -> dict[int, float]:
+    """Return a metric of each client, from the content of a run's ``evaluation.json``.
+
+    Clients for which it is not defined are left out.
+    """
+    group, _, name = metric.rpartition(".")
+    clients = evaluation.get(group, {}).get("clients", [])
+    return {one["client"]: float(one[name]) for one in clients if name in one}
 
 
 def read_run(path: Path) -> Run:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bflcore.errors import RunError
-from bflcore.report.reading import Run, plain
+from bflcore.report.reading import Run, by_client, plain
+from bflcore.report.statistics import deviation, mean
 
 __all__ = [
     "CLASSIFICATION",
@@ -111,23 +112,18 @@ def paired(run: Run, other: Run) -> dict[str, Any]:
             f"{run.label} and {other.label} cannot be compared client by client: their data or "
             "partition differ; run both with the same --data, --partition and --seed"
         )
-    key, better = ("accuracy", 1) if run.classifies else ("rmse", -1)
-    theirs = {client["client"]: client for client in other.tested if key in client}
-    differences = [
-        client[key] - theirs[client["client"]][key]
-        for client in run.tested
-        if key in client and client["client"] in theirs
-    ]
+    metric, better = ("personal.accuracy", 1) if run.classifies else ("personal.rmse", -1)
+    ours, theirs = (by_client(one.evaluation, metric) for one in (run, other))
+    differences = [value - theirs[client] for client, value in ours.items() if client in theirs]
     count = len(differences)
     if not count:
         raise RunError(f"{run.label} and {other.label} have no client with test samples in common")
-    mean = sum(differences) / count
-    spread = sum((difference - mean) ** 2 for difference in differences)
+    spread = deviation(differences)
     return {
         "worse": sum(better * difference < 0 for difference in differences),
         "clients": count,
-        "difference": mean,
-        "standard error": math.sqrt(spread / (count - 1) / count) if count > 1 else None,
+        "difference": mean(differences),
+        "standard error": None if spread is None else spread / math.sqrt(count),
     }
 
 

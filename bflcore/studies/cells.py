@@ -41,7 +41,8 @@ class Cell:
     """Settings that are run once per seed, in a folder called `name`.
 
     `method`, `flags` and `options` are the arguments of `bflcore.run`. `point` has the values, as
-    text, by which the cell differs from the others of a grid.
+    text, by which the cell differs from the others of a grid; `stem` names what it has in common
+    with those that differ from it on the grid's axes alone.
     """
 
     name: str = attrs.field(validator=_check_name)
@@ -49,6 +50,7 @@ class Cell:
     flags: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_flags)
     options: Mapping[str, object] = attrs.field(factory=dict)
     point: Mapping[str, str] = attrs.field(factory=dict)
+    stem: str = ""
 
     def command(self, seed: int) -> str:
         """Return the ``bfl run`` line that repeats the run with a seed."""
@@ -71,6 +73,7 @@ class Cell:
             "flags": {name: _plain(value) for name, value in self.flags.items()},
             "options": {name: _plain(value) for name, value in self.options.items()},
             **({"point": dict(self.point)} if self.point else {}),
+            **({"stem": self.stem} if self.stem else {}),
         }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +13,7 @@ from bflcore.errors import OptionError, RunError, unknown
 from bflcore.report.statistics import Difference, deviation, holm, mean, paired, stratified
 from bflcore.studies.metrics import check_metric, direction, shown
 from bflcore.studies.trials import Groups, Trial, of_clients, values_of
+from bflcore.studies.versions import differing
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -44,8 +46,11 @@ class Row:
         if self.difference is None:
             return "no pairs"
         if self.p is None:
-            finite = math.isfinite(self.difference.mean)
-            return "one pair: not known" if finite else "not finite"
+            if not math.isfinite(self.difference.mean):
+                return "not finite"
+            return (
+                f"{'one pair' if self.difference.n == 1 else 'a single pair in a seed'}: not known"
+            )
         if self.p >= SIGNIFICANT:
             return SAME
         sign = direction(self.metric) * self.difference.mean
@@ -60,6 +65,7 @@ class Comparison:
     over: str
     rows: tuple[Row, ...]
     left_out: tuple[str, ...] = ()
+    versions: str = ""  # a sentence, if those of the runs differ
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, with what they mean."""
@@ -75,7 +81,7 @@ class Comparison:
     @property
     def meaning(self) -> str:
         """Say what the columns are."""
-        compared = {row.cell for row in self.rows if row.difference is not None}
+        tested = Counter(row.metric for row in self.rows if row.p is not None).values()
         unit = {
             "seeds": "the unit of replication is the seed, which decides partition, initial values "
             "and training",
@@ -87,14 +93,15 @@ class Comparison:
             "Mean and deviation are over seeds. Differences are paired, with 95 % confidence "
             f"intervals (Student's t), against {self.against}; {unit}."
         )
-        if len(compared) > 1:
+        if max(tested, default=0) > 1:
+            number = " or ".join(map(str, sorted(set(tested))))
             text += (
-                f" p is adjusted for {len(compared)} comparisons per metric (Holm), the intervals "
-                f"are not; {SAME}: p is at least {SIGNIFICANT:g}."
+                f" p is adjusted for {number} comparisons per metric (Holm), the intervals are "
+                f"not; {SAME}: p is at least {SIGNIFICANT:g}."
             )
-        elif compared:
+        elif tested:
             text += f" {SAME[0].upper()}{SAME[1:]}: the interval contains 0."
-        return text
+        return f"{text} {self.versions}".rstrip()
 
 
 def compare(
@@ -103,11 +110,13 @@ def compare(
     metrics: Sequence[str] = (),
     over: str = "",
     statistic: str = "mean",
+    versions: Sequence[Mapping[str, Any]] = (),
 ) -> Comparison:
     """Compare cells with `against` (default: the first) by paired differences.
 
     `over` seeds, or over clients within seeds where both cells have the same data and partition;
-    by default over seeds where there are two. Raises `BflError` for an unknown name.
+    by default over seeds where there are two. `versions` are all that the runs were made with.
+    Raises `BflError` for an unknown name.
     """
     finished = {
         cell: done
@@ -133,7 +142,7 @@ def compare(
         row for name in names for row in _rows(finished, against, name, over, statistic)
     ]  # fmt: skip
     left_out = tuple(cell for cell in groups if cell not in finished)
-    return Comparison(against, over, tuple(rows), left_out)
+    return Comparison(against, over, tuple(rows), left_out, differing(versions))
 
 
 def _rows(groups: Groups, against: str, metric: str, over: str, statistic: str) -> list[Row]:

@@ -18,11 +18,12 @@ from bflcore.data.user import is_own
 from bflcore.engines.local import Local, cores
 from bflcore.errors import BflError, OptionError, RunError
 from bflcore.experiments.environment import MAY_CHANGE
+from bflcore.experiments.sources import source_digests
 from bflcore.files import make_folder, write_text, writing
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell, check_cells
+from bflcore.studies.forecast import Check, look_ahead
 from bflcore.studies.results import SETTINGS, Results, collect, run_folder, write_study
-from bflcore.studies.sources import source_digests
 from bflcore.studies.worker import Task
 from bflcore.studies.workers import run_tasks
 
@@ -79,6 +80,7 @@ def execute(
     *,
     jobs: int | None = None,
     progress: Progress = lambda _: None,
+    check: Check | None = None,
 ) -> Results:
     """Run every cell with every seed, each in ``CELL/seed-N`` of a folder; return the results.
 
@@ -87,8 +89,10 @@ def execute(
     with its reason, and the others go on. `progress` is called when a run begins or ends. The
     results are written to ``results.json``.
 
-    Raises `BflError` before anything is written if a cell is not valid, if runs that are there were
-    made with other settings, or while another process executes a study in the folder.
+    Data sets are loaded, and downloaded where the cells say so, before the first run starts, and
+    `check` is called with the names of the metrics that runs will record. Raises `BflError` before
+    anything is written if a cell or its data are not valid, if runs that are there were made with
+    other settings, or while another process executes a study in the folder.
     """
     if jobs is not None and jobs < 1:
         raise OptionError(f"--jobs: {jobs} is not allowed; allowed: at least 1")
@@ -98,14 +102,14 @@ def execute(
     experiments = {name: experiment for name, (experiment, _) in found.items()}
     settings = {name: _settings(*resolved) for name, resolved in found.items()}
     _check_same(settings, folder)
+    look_ahead(found, seeds, folder, check)
     with _locked(folder):
         write_study([_anchored_cell(cell) for cell in cells], seeds, folder)
         for name, values in settings.items():
             make_folder(folder / name)
             write_text(folder / name / SETTINGS, tomli_w.dumps(values))
-        local = {name for name, one in experiments.items() if isinstance(one.engine, Local)}
         tasks = {
-            run_folder(cell.name, seed): _task(cell, seed, folder, alone=cell.name in local)
+            run_folder(cell.name, seed): _task(cell, seed, folder, experiments[cell.name])
             for seed in seeds  # one of every cell before the next: they can be compared early
             for cell in cells
         }
@@ -141,7 +145,13 @@ def _settings(experiment: Experiment, own: Table | Arrays | None) -> dict[str, A
     values = experiment.as_toml() | {"chunk": getattr(experiment.engine, "chunk", 0)}
     values |= source_digests(experiment, own)
     plain = {name: value for name, value in values.items() if name not in {*MAY_CHANGE, "seed"}}
-    return tomllib.loads(tomli_w.dumps(plain))
+    return _without_place(tomllib.loads(tomli_w.dumps(plain)))
+
+
+def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without where the data are, and whether they were downloaded."""
+    data = {name: value for name, value in settings["data"].items() if name != "data_dir"}
+    return settings | {"data": data | {"download": False}}
 
 
 def _anchored(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +179,8 @@ def _check_same(settings: Mapping[str, Mapping[str, Any]], folder: Path) -> None
         if not any(path.glob("seed-*")):
             continue
         try:
-            then = tomllib.loads((path / SETTINGS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            then = _without_place(tomllib.loads((path / SETTINGS).read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             raise RunError(
                 f"{path} has runs, but no {SETTINGS} that can be read; choose another folder, or "
                 "remove it"
@@ -215,9 +225,13 @@ def _locked(folder: Path) -> Iterator[None]:
         held.release()
 
 
-def _task(cell: Cell, seed: int, folder: Path, *, alone: bool) -> Task:
-    """Return a run of a cell, `alone` in its process unless the cell asks for more."""
-    flags = {**({"workers": 1} if alone else {}), **cell.flags, "seed": seed}
+def _task(cell: Cell, seed: int, folder: Path, experiment: Experiment) -> Task:
+    """Return a run of a cell, alone in its process unless the cell asks for more."""
+    flags = {**cell.flags, "seed": seed}
+    if isinstance(experiment.engine, Local):
+        flags = {"workers": 1, **flags}
+    if experiment.data.download:
+        flags["download"] = False  # the data are there by now
     return Task(folder / run_folder(cell.name, seed), cell.method, flags, cell.options)
 
 

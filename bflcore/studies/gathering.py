@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from bflcore.errors import RunError
-from bflcore.experiments.environment import settings_digest
 from bflcore.experiments.integrity import read_json
+from bflcore.report.comparison import by_settings
 from bflcore.report.reading import Run, read_run, well_formed
 from bflcore.studies.results import FILE, SETTINGS, STUDY, Results, collect, read_study
 from bflcore.studies.trials import Trial, final_metrics
 
-__all__ = ["gather", "is_study", "read_results"]
+__all__ = ["Gathered", "gather", "is_study", "read_results"]
+
+VERSIONS = ("python", "platform", "torch", "distributions")  # of a run's environment.json
+
+
+@attrs.frozen
+class Gathered:
+    """The runs of each cell, and all versions that they were made with."""
+
+    groups: dict[str, list[Trial]]
+    versions: tuple[Mapping[str, Any], ...]
 
 
 def is_study(path: Path) -> bool:
@@ -28,51 +41,84 @@ def read_results(path: Path) -> Results:
     return collect(*read_study(path), path, {})
 
 
-def gather(
-    paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None
-) -> dict[str, list[Trial]]:
+def gather(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None) -> Gathered:
     """Return the runs of each cell; single runs that differ by their seed alone form a cell.
 
-    A cell is called by its own name, or, with several studies, by its study's and its own.
-    `left_out` is told of each run that cannot be read. Raises `RunError` if none can be.
+    A cell is called by its own name, or, with several studies, by its study's and its own. Cells of
+    different studies are different, whatever their settings. `left_out` is told of each run that
+    cannot be read, or that repeats another. Raises `RunError` if none can be read.
     """
-    studies = [path for path in paths if is_study(path)]
-    found: dict[str, list[Trial]] = {}
-    cells: dict[str, str] = {}  # a digest of the settings -> the name of the first run's cell
-    reasons = []
+    read, reasons = dict[Path, Results | Run](), list[str]()
     for path in paths:
         try:
-            if path in studies:
-                prefix = f"{_name(path)}/" if len(studies) > 1 else ""
-                for cell, trials in read_results(path).groups.items():
-                    found.setdefault(prefix + cell, []).extend(trials)
+            place = _folder(path)
+            if place in read:
+                reasons.append(f"{path} is given twice")
                 continue
-            run = read_run(path)
+            read[place] = read_results(path) if is_study(path) else _finished(path, read)
         except RunError as error:
             reasons.append(str(error))
-            continue
-        if run.unfinished:
-            reasons.append(f"{path}: {run.unfinished}")
-            continue
-        with well_formed(run):
-            alike = settings_digest({k: v for k, v in run.experiment.items() if k != "seed"})
-            within = path.resolve().parent  # a run of a study is called by its cell
-            label = within.name if (within / SETTINGS).is_file() else run.label
-            cell = cells.setdefault(alike, _free(label, found))
-            found.setdefault(cell, []).append(_trial(run, cell))
+    groups = by_settings([one for one in read.values() if isinstance(one, Run)])
+    first = {id(group.runs[0]): group.runs for group in groups}
+    prefixes = _prefixes([place for place, one in read.items() if isinstance(one, Results)])
+    found: dict[str, list[Trial]] = {}
+    for place, one in read.items():
+        if isinstance(one, Results):
+            for cell, trials in one.groups.items():
+                found[_free(prefixes[place] + cell, found)] = list(trials)
+        elif id(one) in first:
+            name = _free(_label(one), found)
+            found[name] = [_trial(run, name) for run in first[id(one)]]
     if not found:
         raise RunError("; ".join(reasons) or "nothing is given to compare")
     for reason in reasons:
         left_out(reason)
-    return {cell: _distinct(trials, left_out) for cell, trials in found.items()}
+    return Gathered(found, tuple(version for one in read.values() for version in _versions(one)))
 
 
-def _name(path: Path) -> str:
-    folder = path.parent if path.name == FILE else path
-    return folder.resolve().name
+def _folder(path: Path) -> Path:
+    return (path.parent if path.name == FILE else path).resolve()
 
 
-def _free(label: str, taken: dict[str, list[Trial]]) -> str:
+def _finished(path: Path, read: Mapping[Path, Results | Run]) -> Run:
+    """Read a run. Raises `RunError` if it is not finished, or the same as one that was read."""
+    run = read_run(path)
+    if run.unfinished:
+        raise RunError(f"{path}: {run.unfinished}")
+    with well_formed(run):
+        _trial(run, "")
+        same = run.settings, run.seed, run.partitioned
+        for one in read.values():
+            if isinstance(one, Run) and (one.settings, one.seed, one.partitioned) == same:
+                raise RunError(f"{path}: the same settings, data and seed as {one.path}")
+    return run
+
+
+def _versions(one: Results | Run) -> Sequence[Mapping[str, Any]]:
+    if isinstance(one, Results):
+        return one.versions
+    return [{name: one.environment[name] for name in VERSIONS if name in one.environment}]
+
+
+def _prefixes(folders: Sequence[Path]) -> dict[Path, str]:
+    """Return the last parts of each folder's path, as many as tell it from the others."""
+    if len(folders) == 1:
+        return {folders[0]: ""}
+    depth = max((len(folder.parts) for folder in folders), default=0)
+    ends = {folder: [folder.parts[-n:] for n in range(1, depth + 1)] for folder in folders}
+    every = [end for known in ends.values() for end in dict.fromkeys(known)]
+    return {
+        folder: Path(*next(end for end in known if every.count(end) == 1)).as_posix() + "/"
+        for folder, known in ends.items()
+    }
+
+
+def _label(run: Run) -> str:
+    within = run.path.resolve().parent  # a run of a study is called by its cell
+    return within.name if (within / SETTINGS).is_file() else run.label
+
+
+def _free(label: str, taken: Mapping[str, object]) -> str:
     names = (label, *(f"{label} ({number})" for number in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)
 
@@ -81,14 +127,4 @@ def _trial(run: Run, cell: str) -> Trial:
     seconds = float(read_json(run.path / "summary.json")["seconds"]["total"])
     command = shlex.join(["bfl", "run", str(run.path / "experiment.toml")])
     metrics = final_metrics(run.summary)
-    seed = int(run.experiment["seed"])
-    return Trial(cell, seed, command, metrics, seconds=seconds, path=run.path)
-
-
-def _distinct(trials: Sequence[Trial], left_out: Callable[[str], None]) -> list[Trial]:
-    """Return one run per seed: a run that was repeated counts once."""
-    kept: dict[int, Trial] = {}
-    for trial in trials:
-        if kept.setdefault(trial.seed, trial) is not trial:
-            left_out(f"{trial.path}: the same settings and seed as {kept[trial.seed].path}")
-    return list(kept.values())
+    return Trial(cell, run.seed, command, metrics, seconds=seconds, path=run.path)

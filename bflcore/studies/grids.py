@@ -175,13 +175,16 @@ def cells_of(
             words = [stem, *(f"{key}={text}" for key, text in at.items())]
             own, of_parts = _settings(entry, list(zip(axes, point, strict=True)))
             parts = method, {**flags, **own}, {**options, **of_parts}
-            named.append((",".join(words), parts, at))
-    folders = [_folder(words) for words, _, _ in named]
+            named.append((",".join(words), parts, at, stem))
+    folders = [_folder(words) for words, *_ in named]
     return [
         Cell(
-            folder if folders.count(folder) == 1 else f"{folder}-{_digest(words)}", *parts, point=at
+            folder if folders.count(folder) == 1 else f"{folder}-{_digest(words)}",
+            *parts,
+            point=at,
+            stem=stem,
         )
-        for (words, parts, at), folder in zip(named, folders, strict=True)
+        for (words, parts, at, stem), folder in zip(named, folders, strict=True)
     ]
 
 

@@ -43,8 +43,7 @@ def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
     for cell in results.cells:
         if axis in cell.point:
             others = [f"{k}={v}" for k, v in cell.point.items() if k != axis]
-            head = cell.name.split(f",{axis}=")[0] if not others else cell.method
-            lines.setdefault(", ".join([head, *others]), []).append(cell)
+            lines.setdefault(", ".join([cell.stem or cell.method, *others]), []).append(cell)
     places = sorted({float(cell.point[axis]) for line in lines.values() for cell in line})
     figure, axes = canvas(len(metrics))
     for metric, drawn in zip(metrics, axes, strict=True):

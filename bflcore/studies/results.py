@@ -32,7 +32,7 @@ __all__ = [
 FILE = "results.json"
 SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
 STUDY = "study.json"  # cells and seeds of a study that has begun
-APART = ("run", "digest", "fingerprints", "warnings", "forced")  # of one run alone
+APART = ("run", "digest", "fingerprints", "sources", "warnings", "forced")  # of one run alone
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ class Results:
         statistic: str = "mean",
     ) -> Comparison:
         """Compare the cells with one of them; see `comparison.compare`."""
-        return compare(self.groups, against, metrics, over, statistic)
+        return compare(self.groups, against, metrics, over, statistic, self.versions)
 
     def frame(self, statistic: str = "mean") -> Any:
         """Return a pandas data frame with a row per run and a column per metric.

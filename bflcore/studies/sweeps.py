@@ -25,7 +25,7 @@ else:
     plots = lazy("bflcore.studies.plots")  # importing matplotlib takes half a second
     tables = lazy("bflcore.studies.tables")
 
-__all__ = ["check_choice", "default_folder", "sweep", "write_tables"]
+__all__ = ["check_choice", "check_names", "default_folder", "sweep", "write_tables"]
 
 
 def sweep(
@@ -88,6 +88,14 @@ def check_choice(cells: Sequence[Cell], metric: str, on: str) -> None:
                 f"--select: cell {name} holds no samples out for validation; add "
                 "--validation-fraction 0.2 (or --on test, which says that it chose on test data)"
             )
+
+
+def check_names(metrics: Sequence[str], select: str | None, on: str, known: set[str]) -> None:
+    """Raise `OptionError` unless runs record (`known`) what is shown, and what is chosen by."""
+    for name in metrics:
+        check_metric(name, known)
+    if select:
+        check_metric(chosen_on(select, on), known, "--select")
 
 
 def default_folder(cells: Sequence[Cell], root: Path = Path("runs")) -> Path:

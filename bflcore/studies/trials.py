@@ -10,10 +10,9 @@ import attrs
 
 from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json
+from bflcore.report.reading import DATA, by_client
 
 __all__ = ["Groups", "Trial", "final_metrics", "of_clients", "values_of"]
-
-DATA = "the data or its partition"  # a fingerprint in environment.json
 
 
 @attrs.frozen
@@ -61,12 +60,10 @@ def of_clients(trial: Trial, metric: str) -> tuple[str, dict[int, float]]:
             f"{trial.path or trial.cell} is not here: clients are compared in the runs' own "
             "folders; use --over seeds"
         )
-    group, _, name = metric.rpartition(".")
     try:
         marks = read_json(trial.path / "environment.json")["fingerprints"]
-        clients = read_json(trial.path / "evaluation.json").get(group, {}).get("clients", [])
-        return marks[DATA], {one["client"]: one[name] for one in clients if name in one}
-    except (FileNotFoundError, LookupError, TypeError, AttributeError) as error:
+        return marks[DATA], by_client(read_json(trial.path / "evaluation.json"), metric)
+    except (FileNotFoundError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
             f"{trial.path} does not have the files that a run writes ({error}); run it again"
         ) from None

@@ -1,6 +1,10 @@
 """``bfl report`` and ``bfl compare``."""
 
 import json
+import shutil
+
+import pytest
+import scipy.stats
 
 from .quick import QUICK
 
@@ -65,8 +69,40 @@ def test_clients_are_compared_with_what_they_reach_alone(bfl, tmp_path):
     pairs = [(a["accuracy"], b["accuracy"]) for a, b in zip(together, apart, strict=True)]
     assert rows["fedavg"][f"worse than {alone}"] == f"{sum(a < b for a, b in pairs)} of 3"
     mean = sum(a - b for a, b in pairs) / 3
-    assert rows["fedavg"]["paired difference"].startswith(f"{mean:+.4f} ± ")
+    assert rows["fedavg"]["paired difference"] == pytest.approx(mean)
+    error = scipy.stats.sem([a - b for a, b in pairs])
+    assert rows["fedavg"]["± se"] == pytest.approx(error)
+    out = bfl("compare", "fedavg", alone)[1]
+    assert "Paired difference to alone: mean over clients ± its standard error (se)." in out
+    assert out.splitlines()[0].split()[-4:] == ["paired", "difference", "±", "se"]
     assert f"worse than {alone}" not in rows["seed1"]  # other samples: not comparable
     status, _, err = bfl("compare", "seed1", "--against", alone)
     assert status == 2
     assert "cannot be compared client by client" in err
+
+
+def test_options_that_would_have_no_effect_are_refused(bfl, tmp_path):
+    for words, message in (
+        (("--pooled", "--against", "b"), "--pooled has no clients; leave one of them out"),
+        (("--json", "--format", "latex"), "--json and --format exclude each other"),
+        (("--json", "--out", "a.csv"), "--json: a.csv is not a file .json"),
+    ):
+        status, out, err = bfl("compare", "a", *words)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_with_a_run_that_is_left_out_says_so(bfl, tmp_path):
+    assert bfl("run", "fedavg", *QUICK, "--out", "x", "--quiet") == (0, "", "")
+    shutil.copytree(tmp_path / "x", tmp_path / "again")
+    shutil.copytree(tmp_path / "x", tmp_path / "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    for name, reason in (("again", "the same settings, data and seed as x"), ("cut", "unfinished")):
+        status, out, err = bfl("compare", "x", "--against", name, "--over", "seeds")
+        assert (status, out) == (2, "")
+        assert reason in err.splitlines()[0]
+        assert f"--against: {name} is left out; give one of the cells: x" in err.splitlines()[1]
+    status, _, _ = bfl("compare", "x", "--metric", "personal.nll", "--json", "--out", "t.json")
+    assert status == 0
+    assert json.loads((tmp_path / "t.json").read_text())["against"] == "x"

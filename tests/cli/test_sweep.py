@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bflcore.cli.sweep import show_standing
+from bflcore.experiments.integrity import read_json, write_json
 from bflcore.studies.execution import Standing
 
 QUICK = (
@@ -47,6 +48,16 @@ def test_a_sweep_prints_its_table_and_choice_and_is_compared(bfl, tmp_path):
     assert [run["seed"] for run in found["runs"]] == [0, 3, 0, 3]
     assert found["best"]["metric"] == "validation.nll"
     assert bfl("sweep", "--resume", "s", "--quiet") == (0, "", "")
+
+    # A sweep that was continued after an upgrade says so.
+    file = next((tmp_path / "s").glob("*/seed-3/environment.json"))
+    known = read_json(file)
+    write_json(file, known | {"torch": "1.0"})
+    status, _, err = bfl("sweep", "--resume", "s", "--quiet")
+    assert (status, err.count("\n")) == (0, 1)
+    assert "warning: The runs were made with different versions (torch: " in err
+    assert "different versions (torch" in bfl("compare", "s")[1]
+    write_json(file, known)
 
     status, out, _ = bfl("compare", "s", "--metric", "personal.nll")
     assert status == 0
@@ -88,6 +99,18 @@ def test_a_run_that_fails_is_named_and_the_status_says_so(bfl, tmp_path):
         (("fedavg", "--select", "personal.nll"), "holds no samples out for validation"),
         (("fedavg", "--select", "personal.entropy"), "does not say which value is better"),
         (("fedavg", "--select", "personal.nll", "--on", "x"), "unknown samples of --on: 'x'"),
+        (("fedavg", "--on", "test"), "--on says what --select chooses on; add --select"),
+        (("fedavg", *QUICK, "--metric", "personal.nl"), "unknown metric of --metric 'personal.nl'"),
+        (("fedavg", *QUICK, "--metric", "personal.rmse"), "unknown metric of --metric"),
+        (
+            ("fedavg", *QUICK, "--share", "body", "--metric", "global.nll"),
+            "unknown metric of --metric 'global.nll'",
+        ),
+        (
+            ("fedavg", *QUICK, "--validation-fraction", "0.2", "--select", "novel.nll"),
+            "unknown metric of --select 'validation.novel.nll'",
+        ),
+        (("fedavg", "--data", "absent.npz"), "absent.npz does not exist; give a file"),
         (("--resume", "absent"), "absent is not the folder of a sweep"),
         (("fedavg", "--resume", "absent"), "the sweep knows its settings; leave out METHOD"),
         (("--rounds", "3", "--resume", "absent"), "leave out --rounds"),
@@ -98,6 +121,17 @@ def test_mistakes_are_one_line_and_nothing_is_written(bfl, tmp_path, words, mess
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_metric_that_turns_out_to_be_undefined_leaves_the_default_tables(bfl, tmp_path):
+    """Intervals from so few samples are infinitely wide, so that no width is defined."""
+    words = ("fedavg", *QUICK, "--calibration-fraction", "0.3", "-o", "dataset.classes=0")
+    words += ("--seeds", "0", "--out", "s", "--metric", "calibrated.interval_width95")
+    status, out, err = bfl("sweep", *words)
+    assert status == 1
+    assert "unknown metric of --metric 'calibrated.interval_width95'" in err.splitlines()[-1]
+    assert out.splitlines()[-1].startswith("written: results.json, table.md")
+    assert "personal.nll" in (tmp_path / "s" / "table.md").read_text()
 
 
 def test_a_sweep_that_is_asked_to_end_says_how_to_continue(tmp_path):

@@ -1,5 +1,8 @@
 """What a run notes about its surroundings, to be compared when it is resumed."""
 
+import hashlib
+import json
+
 import attrs
 import pytest
 import torch
@@ -83,3 +86,16 @@ def test_a_run_whose_settings_were_edited_is_not_read_as_it_was(tmp_path):
         with pytest.raises(RunError, match="experiment.toml is not what the run was started with"):
             check_settings(tmp_path, values | change)
     check_settings(tmp_path / "not begun", values)
+
+
+def test_where_the_data_are_is_no_setting(tmp_path):
+    """Neither for a run of this version, nor for one whose digest has the folder of its data."""
+    values = {"rounds": 3, "data": {"data": "mnist", "data_dir": "/old"}}
+    moved = {"rounds": 3, "data": {"data": "mnist", "data_dir": "/new"}}
+    assert settings_digest(values) == settings_digest(moved)
+    earlier = json.dumps(values | {"chunk": 0}, sort_keys=True).encode()
+    for digest in (settings_digest(values), hashlib.sha256(earlier).hexdigest()):
+        write_json(tmp_path / "environment.json", {"fingerprints": {"experiment.toml": digest}})
+        check_settings(tmp_path, values)
+    with pytest.raises(RunError, match="is not what the run was started with"):
+        check_settings(tmp_path, values | {"data": {"data": "emnist"}})

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import scipy.stats
 
 from bflcore.report.calibration import covered, section
 from bflcore.report.plots import COLOURS
@@ -76,6 +77,22 @@ def test_clients_outside_of_their_band_are_counted(scope, below):
     kind = "binomial" if scope == "federated" else "beta-binomial"
     assert f"({kind})" in found["sentence"]
     assert COLOURS[1].lower() in found["svg"]
+
+
+def test_as_many_clients_are_due_outside_as_whole_numbers_allow():
+    """Of 20 samples at 90 %, fewer than 15 are covered with p = 0.011, and more than 20 never."""
+    one = run("a", ({}, *(client(i, 0.9, examples=20) for i in range(50))))
+    (found,) = covered([one])
+    due = 50 * scipy.stats.binom.cdf(14, 20, 0.9)
+    assert f"{due:.1f} and 0.0 are to be expected" in found["sentence"]
+
+
+def test_a_client_without_calibration_samples_of_its_own_has_sets_of_everything():
+    given = {"calibrator": {"conformal": {"scope": "client", "group": "none", "confidence": 0.0}}}
+    one = run("a", ({}, client(0, 1.0), client(1, 0.99)))
+    sizes = {"clients": [{"id": i, "calibration": 0} for i in range(2)]}
+    (found,) = covered([attrs.evolve(one, description=sizes, experiment=given)])
+    assert "1 of 2 are below their band and 0 above; 0.0 and 0.0" in found["sentence"]
 
 
 def test_a_run_without_sets_has_no_picture_of_coverage():

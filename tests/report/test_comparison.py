@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bflcore.report.comparison import by_settings, paired_interval, section
+from bflcore.report.comparison import by_settings, paired_difference, section
 from bflcore.report.reading import Run
 
 COSTS = {"seconds": {"total": 2.0}, "bytes": {"up": 1e6, "down": 3e6}}
@@ -66,17 +66,18 @@ def test_a_run_that_cannot_be_told_from_the_best_is_marked_so():
     assert [cell["mark"] for cell in column(found, "accuracy")] == ["best", "equal", ""]
 
 
-def test_a_paired_interval_is_that_of_the_differences():
+def test_a_paired_difference_is_that_of_the_differences():
     rng = np.random.default_rng(1)
     a, b = rng.uniform(size=8), rng.uniform(size=8)
     one, other = by_settings([run_of("a", a, method="a"), run_of("b", b, method="b")])
     truth = scipy.stats.t.interval(0.95, 7, np.mean(a - b), scipy.stats.sem(a - b))
-    assert paired_interval(one, other, "personal.accuracy") == pytest.approx(truth, abs=1e-4)
+    found = paired_difference(one, other, "personal.accuracy")
+    assert (found.low, found.high) == pytest.approx(truth, abs=1e-4)
 
 
 def test_clients_with_other_data_are_not_paired():
     runs = [run_of("a", [0.5, 0.6], method="a"), run_of("b", [0.5, 0.6], method="b", mark="other")]
-    assert paired_interval(*by_settings(runs), "personal.accuracy") is None
+    assert paired_difference(*by_settings(runs), "personal.accuracy") is None
 
 
 def test_the_same_run_given_twice_is_two_rows():

@@ -24,7 +24,12 @@ def test_half_of_an_interval_is_scipys():
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9, 0.99])
 def test_the_band_of_a_share_is_the_binomial_quantiles(count, rate):
     low, high = scipy.stats.binom.ppf([0.025, 0.975], count, rate) / count
-    assert coverage_band(count, rate) == pytest.approx((low, high))
+    band = coverage_band(count, rate)
+    assert band[:2] == pytest.approx((low, high))
+    counts, mass = np.arange(count + 1), scipy.stats.binom.pmf(np.arange(count + 1), count, rate)
+    outside = mass[counts / count < low].sum(), mass[counts / count > high].sum()
+    assert (band.below, band.above) == pytest.approx(outside, abs=1e-12)
+    assert max(outside) <= 0.025
 
 
 @pytest.mark.parametrize("count", [1, 10, 250, 3000])
@@ -32,16 +37,20 @@ def test_the_band_of_a_share_is_the_binomial_quantiles(count, rate):
 def test_few_calibration_samples_widen_the_band_to_beta_binomial(count, calibrated, first):
     exact = scipy.stats.betabinom(count, first, calibrated + 1 - first)
     low, high = exact.ppf([0.025, 0.975]) / count
-    assert coverage_band(count, 0.9, calibrated) == pytest.approx((low, high))
+    band = coverage_band(count, 0.9, calibrated)
+    assert band[:2] == pytest.approx((low, high))
+    outside = exact.cdf(low * count - 0.5), exact.sf(high * count + 0.5)
+    assert (band.below, band.above) == pytest.approx(outside, abs=1e-9)
 
 
 def test_too_few_calibration_samples_have_sets_of_everything():
-    assert coverage_band(100, 0.9, 8) == (1.0, 1.0)
+    for calibrated in (0, 8):
+        assert coverage_band(100, 0.9, calibrated) == (1.0, 1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_a_certain_outcome_has_a_band_without_width(rate):
-    assert coverage_band(5, rate) == (rate, rate)
+    assert coverage_band(5, rate) == (rate, rate, 0.0, 0.0)
 
 
 def brute_force(errors):

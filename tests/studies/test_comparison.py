@@ -58,6 +58,18 @@ def test_only_common_seeds_are_paired():
     assert rows(compare(one))["b"].verdict == "one pair: not known"
 
 
+def test_p_values_are_adjusted_for_the_comparisons_that_were_made():
+    """A cell without pairs, and one with a single pair, are not among them."""
+    apart = {"d": [trial("d", 9, personal__accuracy=0.5)], "e": [trial("e", 0, personal__nll=1.0)]}
+    one = {"f": [trial("f", 0, personal__accuracy=0.5)]}
+    found = compare({**results(VALUES).groups, **apart, **one}, metrics=["personal.accuracy"])
+    assert "p is adjusted for 2 comparisons per metric" in found.meaning
+    alone = compare({**results({"a": A, "b": B}).groups, **apart, **one})
+    assert "Not distinguishable: the interval contains 0." in alone.meaning
+    nothing = compare({"a": results(VALUES).groups["a"], **apart})
+    assert "istinguishable" not in nothing.meaning
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 def test_a_run_that_diverged_is_not_left_out_in_silence(odd):
     row = rows(compare(results({"a": A, "b": [*B[:3], odd], "c": C}).groups))["b"]
@@ -111,6 +123,12 @@ def test_seeds_on_other_data_are_not_compared_client_by_client(tmp_path):
     (tmp_path / "all").mkdir()
     groups = written(tmp_path / "all", {("b", 0): "other", ("b", 1): "other"})
     assert rows(compare(groups, over="clients"))["b"].verdict == "no pairs"
+
+
+def test_a_seed_with_a_single_pair_has_no_spread(tmp_path, monkeypatch):
+    monkeypatch.setitem(CLIENTS, ("b", 1), [0.7])
+    row = rows(compare(written(tmp_path), over="clients"))["b"]
+    assert (row.difference.n, row.verdict) == (4, "a single pair in a seed: not known")
 
 
 def test_runs_of_a_single_seed_are_compared_over_clients(tmp_path):

@@ -16,6 +16,8 @@ import pytest
 from filelock import FileLock
 
 from bflcore import OptionError, RunError
+from bflcore.report.comparison import by_settings
+from bflcore.report.reading import read_runs
 from bflcore.studies.cells import Cell
 from bflcore.studies.execution import Standing, duration, execute, resolve_cells
 from bflcore.studies.results import Results
@@ -91,12 +93,12 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(tmp_path, monkeypatch
         Cell(name, "fedavg", FLAGS | {"model": f"nets.py:{name}"}, options)
         for name in ("raises", "works")
     ]
-    absent = Cell("absent", "fedavg", {"data": "absent.npz"})
-    found = execute([*cells, absent], (0,), tmp_path / "study", jobs=1)
+    many = cell("many", flags={"clients": 99})
+    found = execute([*cells, many], (0,), tmp_path / "study", jobs=1)
     reasons = {trial.cell: trial.failure for trial in found.failures}
-    assert reasons.keys() == {"raises", "absent"}
+    assert reasons.keys() == {"raises", "many"}
     assert "nets.py:raises failed" in reasons["raises"]
-    assert "absent.npz does not exist" in reasons["absent"]
+    assert "--clients: 99" in reasons["many"]
     assert len(found.of("works")) == 1
     assert all("\n" not in reason for reason in reasons.values())
     assert Results.read(tmp_path / "study").failures == found.failures
@@ -131,6 +133,26 @@ def test_data_that_changed_are_other_settings(tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(RunError, match="file: .*content of the data was"):
         execute([of_file], (0,), tmp_path / "study")
+
+
+def test_a_study_goes_on_wherever_its_data_are(tmp_path):
+    """Also where its runs were begun by an earlier version, whose settings have the folder."""
+    flags = {"data": "digits", "clients": 2, "rounds": 1, "local_epochs": 1, "model": "linear"}
+    folder, kept = tmp_path / "study", tmp_path / "study" / "a" / "cell.toml"
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+    first = execute([Cell("a", "fedavg", flags)], (0,), folder, jobs=1)
+    text = kept.read_text()
+    assert "data_dir" not in text
+    there = Cell("a", "fedavg", flags | {"data_dir": tmp_path / "one"})
+    kept.write_text(text.replace('data = "digits"', 'data = "digits"\ndata_dir = "/old"'))
+    assert (
+        execute([there], (0, 1), folder, jobs=1).values("a", "personal.nll")[0]
+        == (first.values("a", "personal.nll")[0])
+    )
+    assert kept.read_text() == text
+    runs = [folder / "a" / f"seed-{seed}" for seed in (0, 1)]
+    assert [len(group.runs) for group in by_settings(read_runs(runs))] == [2]
 
 
 def test_lines_say_what_ended_why_and_how_long_is_left():

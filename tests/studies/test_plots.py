@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ET
 
 from bflcore.studies.cells import Cell
+from bflcore.studies.grids import Entry, axis_of, cells_of
 from bflcore.studies.plots import numeric_axis, plot
 from bflcore.studies.results import Results
 
@@ -43,6 +44,18 @@ def test_an_axis_of_many_magnitudes_is_logarithmic_and_shows_its_values():
         assert value in text
     several = plot(grid(lr=["1", "2", "1", "2"], hyper=["a", "a", "b", "b"]), ["personal.nll"])
     assert "hyper=a" in several
+
+
+def test_entries_of_a_list_are_lines_of_their_own():
+    """Two optimisers, each at two rates on two partitions: four lines of two points."""
+    entries = [Entry("", "", {}, {"inference.optimiser": name}) for name in ("adam", "sgd")]
+    axes = [axis_of("inference.lr", [0.1, 0.2]), axis_of("partition", ["iid", "natural"])]
+    cells = cells_of(["fedavg"], axes, {}, {}, entries)
+    trials = [trial(cell.name, 0, personal__nll=1.0) for cell in cells]
+    text = plot(Results(tuple(cells), (0,), tuple(trials)), ["personal.nll"])
+    for name in ("fedavg,1, partition=iid", "fedavg,2, partition=natural"):
+        assert f">{name}<" in text
+    assert text.count(">fedavg,") == 4
 
 
 def test_cells_without_an_axis_are_named_beside_their_points():

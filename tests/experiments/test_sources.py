@@ -4,9 +4,9 @@ import numpy as np
 
 from bflcore.data.tables import Table
 from bflcore.data.user import Arrays
+from bflcore.experiments.sources import source_digests
 from bflcore.studies.cells import Cell
 from bflcore.studies.execution import resolve_cells
-from bflcore.studies.sources import source_digests
 
 
 def digests(own=None, **flags):
