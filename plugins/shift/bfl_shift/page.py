@@ -148,13 +148,15 @@ def _facts(table: Table, said: str) -> str:
         for one in table.versions
     )
     seeds = ", ".join(map(str, table.seeds))
-    minutes = sum(table.seconds.values()) / 60
+    training = table.seconds["training"]
+    minutes = {what: f"{sum(each.values()) / 60:.0f}" for what, each in table.seconds.items()}
+    scoring = f" and scoring {minutes['scoring']}" if table.seconds["scoring"] else ""
     return (
         f"Setting `{setting.name}`: {setting.summary}. Equal for all methods: `{said}`. Everything "
         "else is each method's own default, [chosen on validation samples](defaults.md) where it "
         f"was searched for. Seeds {seeds}. {len(table.methods)} methods, "
-        f"{len(table.records)} records; {len(table.seconds)} trainings took {minutes:.0f} minutes "
-        f"of one process, on a machine that was busy with other work, too "
+        f"{len(table.records)} records; {len(training)} trainings took {minutes['training']} "
+        f"minutes{scoring} of one process, on a machine that was busy with other work, too "
         f"({machine.get('processor')}, {machine.get('cores')} cores; {software}). All scores, also "
         "pooled over samples, are in the file bfl-shift.json."
     )
