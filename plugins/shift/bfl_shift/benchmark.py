@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from bfl_shift.shifts import Shift
 from bflcore.errors import BflError, OptionError, unknown
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell
-from bflcore.studies.execution import Progress, execute, resolve_cells
+from bflcore.studies.execution import Progress, duration, execute, resolve_cells
 from bflcore.studies.results import Trial, run_folder
 
 __all__ = ["Benchmark", "Found", "chosen_methods"]
@@ -71,7 +72,7 @@ class Benchmark:
         scores: dict[tuple[str, str, int], Scored] = {}
         missing: list[tuple[str, str, int, str]] = []
         spent: dict[str, float] = {}
-        total = len(trained.trials)
+        total, began = len(trained.trials), time.monotonic()
         for number, trial in enumerate(trained.trials, 1):
             run, reason = (*named(trial.cell), trial.seed), trial.failure
             if not reason:
@@ -82,7 +83,8 @@ class Benchmark:
             if reason:
                 missing.append((*run, reason))
             if 10 * number // total > 10 * (number - 1) // total:
-                say(f"scored: {number} of {total} runs")
+                left = (time.monotonic() - began) / number * (total - number)
+                say(f"scored: {number} of {total} runs, {duration(left)} left")
         found = trained.trials, spent, trained.versions, trained.machine
         return Found(scores, tuple(missing), *found)
 

@@ -14,7 +14,10 @@ def test_three_trainings_serve_all_shifts_of_a_method(executed, tiny):
     assert found.missing == ()
     scored = {name for scores in found.scores.values() for name in scores}
     assert scored == shifts_of(tiny).keys()
-    assert said == [f"scored: {number} of 6 runs" for number in range(1, 7)]
+    assert [line.partition(",")[0] for line in said] == [
+        f"scored: {number} of 6 runs" for number in range(1, 7)
+    ]
+    assert said[-1] == "scored: 6 of 6 runs, 0 s left"
 
 
 def test_how_far_all_seeds_are_is_said_first_and_what_scoring_took_is_kept(tmp_path, tiny):
