@@ -25,6 +25,11 @@ if str(DOCS) not in sys.path:
 import reference_pages  # noqa: E402 - a neighbour of this file, which belongs to no package
 
 PLUGINS = {f"plugins/{p.parent.name}.md": p for p in sorted(ROOT.glob("plugins/*/README.md"))}
+# Package descriptions are read elsewhere, too: their links into the repository are absolute.
+HERE = re.compile(
+    r"https://(?:github\.com/bflcore/bflcore/(?:blob|tree)|raw\.githubusercontent\.com/bflcore/bflcore)"
+    r"/main/"
+)
 FENCE = re.compile(r"^( *```.*?^ *```[^\n]*$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FORMULA = re.compile(
@@ -83,15 +88,19 @@ def _pages_of(folder: str) -> list[str]:
 
 
 def _link(found: re.Match[str], here: str, files: Files) -> str:
-    """Return a link as the page `here` needs it; its text if the manual lacks the target."""
+    """Return a link as the page `here` needs it.
+
+    Where the manual lacks the target, an absolute link stays, and of a relative one its text.
+    """
     picture, text, target = found.groups()
     path, hash_sign, anchor = target.partition("#")
-    if not path or re.match(r"[a-z]+:", path):
+    absolute = HERE.match(path)
+    if not path or (re.match(r"[a-z]+:", path) and not absolute):
         return found[0]
     source = PLUGINS[here].relative_to(ROOT) if here in PLUGINS else Path("docs", here)
-    wanted = posixpath.normpath(posixpath.join(source.parent.as_posix(), path))
-    if (page := _page_of(wanted)) is None:
-        return text
+    within = path[absolute.end() :] if absolute else posixpath.join(source.parent.as_posix(), path)
+    if (page := _page_of(posixpath.normpath(within))) is None:
+        return found[0] if absolute else text
     if files.get_file_from_path(page) is None:
         return found[0]  # MkDocs says that it does not exist
     there = posixpath.relpath(page, posixpath.dirname(here) or ".")

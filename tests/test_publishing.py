@@ -28,6 +28,24 @@ def project(folder):
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+def manual():
+    """Return MkDocs' settings but for those that only MkDocs can read."""
+    lines = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").splitlines()
+    return yaml.safe_load("\n".join(line for line in lines if line.startswith("site_")))
+
+
+def links(text):
+    """Return the addresses of links and pictures outside code."""
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    written = re.findall(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", prose, re.MULTILINE)
+    return [a or b for a, b in written] + re.findall(r'(?:src|href)="([^"]+)"', prose)
+
+
+def relative(text):
+    """Return the links of a description that lead nowhere when it is read elsewhere."""
+    return [one for one in links(text) if not re.match(r"https://|mailto:|#", one)]
+
+
 def name_of(folder):
     return project(folder)["name"]
 
@@ -56,10 +74,30 @@ def test_a_distribution_says_where_it_lives_and_has_the_licence(folder):
     urls = project(folder)["urls"]
     inside = folder.relative_to(ROOT)
     assert urls["Homepage"] == (HOME if folder == ROOT else f"{HOME}/tree/main/{inside}")
+    page = "" if folder == ROOT else f"plugins/{folder.name}.html"
+    assert urls.pop("Documentation") == manual()["site_url"] + page
     assert {"Source", "Issues", "Changelog"} <= urls.keys()
     assert all(url.startswith(HOME) for url in urls.values())
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert (folder / project(folder)["readme"]).is_file()
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=name_of)
+def test_a_description_links_to_files_that_there_are_by_their_whole_address(folder):
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert relative(text) == [], f"write {HOME}/blob/main/... (tree for folders)"
+    raw = HOME.replace("github.com", "raw.githubusercontent.com")
+    for link in links(text):
+        found = re.match(rf"(?:{HOME}/(blob|tree)|{raw})/main/([^#]*)", link)
+        if found:
+            path = ROOT / found[2]
+            assert path.is_dir() if found[1] == "tree" else path.is_file(), link
+
+
+def test_a_relative_link_is_noticed():
+    text = '[a](b.md) ![c](d.svg) <img src="e.png"> [f](#g) [h](https://i)\n\n[j]: k.md\n'
+    assert relative(text) == ["b.md", "d.svg", "k.md", "e.png"]
+    assert relative("```\n[a](b.md)\n```\n") == []
 
 
 def test_the_citation_names_the_same_home():
@@ -77,11 +115,13 @@ def test_the_workflow_runs_targets_that_there_are_on_pinned_actions():
     (declared,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     made = re.findall(r"^\s*- run: make (.*)$", text, re.MULTILINE)
     targets = {target for words in made for target in words.split()}
-    assert {"lint", "test", "test-third-party"} <= targets
-    later = set() if (ROOT / "mkdocs.yml").exists() else {"docs"}
-    assert targets - later <= set(declared.split())
+    assert {"lint", "test", "coverage", "test-third-party", "docs"} <= targets
+    assert targets <= set(declared.split())
     for script in re.findall(r"tests/\w+\.py", text):
         assert (ROOT / script).is_file()
+    deploys = [n for n, job in jobs.items() if "actions/deploy-pages" in str(job["steps"])]
+    assert deploys == ["pages"]
+    assert jobs["pages"]["if"] == "github.ref == 'refs/heads/main'"
     supported = {c.rpartition(" ")[2] for c in project(ROOT)["classifiers"] if " 3." in c}
     assert set(jobs["test"]["strategy"]["matrix"]["python"]) <= supported
 
@@ -175,7 +215,8 @@ def test_wheels_and_source_distributions_hold_the_package_and_valid_metadata(bui
             metadata = Metadata.from_email(archive.read(info), validate=True)
         assert (metadata.name, str(metadata.version)) == (name, bflcore.__version__)
         assert metadata.description_content_type == "text/markdown"
-        assert metadata.description == (folder / "README.md").read_text(encoding="utf-8")
+        assert relative(metadata.description) == []
+        assert metadata.description.startswith("# ")
         assert metadata.license_expression == "Apache-2.0"
         assert metadata.license_files == ["LICENSE"]
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bflcore.experiments.directory import RunDirectory
     from bflcore.experiments.prepare import Prepared
 
-__all__ = ["Ended", "execute_and_report", "tidy_end"]
+__all__ = ["Ended", "execute_and_report", "interruptible", "tidy_end"]
 
 
 def execute_and_report(
@@ -44,12 +44,11 @@ def execute_and_report(
         click.echo(text, err=True)
     silent = quiet or as_json
     try:
-        with tidy_end(), show_progress(prepared.experiment, quiet=silent, done=done) as progress:
+        with (
+            interruptible(lambda: f"interrupted: {_how_to_continue(checkpoints.reached, path)}"),
+            show_progress(prepared.experiment, quiet=silent, done=done) as progress,
+        ):
             summary = execute(prepared, directory, progress)
-    except KeyboardInterrupt as error:
-        click.echo(f"interrupted: {_how_to_continue(checkpoints.reached, path)}", err=True)
-        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
-        raise click.exceptions.Exit(128 + number) from None
     except (RoundError, WriteError) as error:
         raise type(error)(f"{error}. {_how_to_continue(checkpoints.reached, path)}") from None
     from bflcore.report import write_report  # not sooner: a run should begin at once
@@ -68,6 +67,21 @@ def execute_and_report(
 
 class Ended(KeyboardInterrupt):
     """The system asked the run to end; its argument is the number of the signal."""
+
+
+@contextmanager
+def interruptible(said: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP end a command with one line, which says how to continue.
+
+    The exit status is 128 plus the number of the signal.
+    """
+    try:
+        with tidy_end():
+            yield
+    except KeyboardInterrupt as error:
+        click.echo(said(), err=True)
+        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
+        raise click.exceptions.Exit(128 + number) from None
 
 
 @contextmanager

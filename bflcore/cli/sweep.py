@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bflcore.cli.execution import Ended, tidy_end
+from bflcore.cli.execution import interruptible
 from bflcore.cli.run import QUIET, experiment_flags
 from bflcore.errors import BflError, OptionError
 from bflcore.studies.cells import Cell, seeds_of
@@ -104,15 +103,12 @@ def sweep(
     on = on or "validation"
     check = partial(check_names, metrics, select, on) if metrics or select else None
     silent = quiet or as_json
-    try:
-        with tidy_end(), show_standing(folder, silent) as progress:
-            results = execute(cells, numbers, folder, jobs=jobs, progress=progress, check=check)
-    except KeyboardInterrupt as error:
-        click.echo(
-            f"interrupted. Continue with: bfl sweep --resume {shlex.quote(str(folder))}", err=True
-        )
-        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
-        raise click.exceptions.Exit(128 + number) from None
+    again = f"bfl sweep --resume {shlex.quote(str(folder))}"
+    with (
+        interruptible(lambda: f"interrupted. Continue with: {again}"),
+        show_standing(folder, silent) as progress,
+    ):
+        results = execute(cells, numbers, folder, jobs=jobs, progress=progress, check=check)
     told = _report(results, metrics, select, on, quiet=quiet, as_json=as_json)
     return 0 if told and not results.failures else 1
 

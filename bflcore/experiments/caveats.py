@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from bflcore.data.user import OwnData
@@ -23,8 +25,8 @@ LARGE = 5.0  # root mean square of a feature or target that is to be scaled
 def caveats(prepared: Prepared) -> list[str]:
     """Return a warning, one line, for each thing in an experiment that its user hardly intends.
 
-    They follow from what the parts declare, from a trial of the network on two samples, and from
-    the samples.
+    They follow from what the parts declare, from a trial of the network on two samples, from the
+    samples, and from the installation.
     """
     parts, problem, found = prepared.experiment, prepared.problem, list[str]()
     inference, rule = parts.inference, parts.aggregator
@@ -41,7 +43,26 @@ def caveats(prepared: Prepared) -> list[str]:
             f"the {together} clients of a training step are trained one after another, because the "
             f"network cannot be batched: {why}; use tensor operations such as torch.where"
         )
-    return found + _untested(prepared) + _unscaled(prepared)
+    return found + _untested(prepared) + _unscaled(prepared) + _stale()
+
+
+def _stale() -> list[str]:
+    """Name an installation from a checkout whose code has another version by now.
+
+    Plugins have no version but that of their metadata, which are then out of date, too.
+    """
+    version = str(sys.modules["bflcore"].__version__)
+    try:
+        installed = metadata.version("bflcore")
+    except metadata.PackageNotFoundError:  # on the path without being installed
+        return []
+    if installed == version:
+        return []
+    said = (
+        f"bflcore is installed as version {installed}, but its code is {version}: the versions "
+        "recorded for plugins may be wrong, too; run make install (or pip install) again"
+    )
+    return [said]
 
 
 def _untested(prepared: Prepared) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bflcore import Aggregator, Variational
+from bflcore import Aggregator, Variational, __version__
 from bflcore.engines.local import Local
 from bflcore.experiments.caveats import caveats
 from bflcore.experiments.prepare import prepare
@@ -108,6 +108,13 @@ def switching(prepared):
 def test_an_ordinary_experiment_has_no_caveats(prepared):
     assert caveats(prepared) == []
     assert caveats(with_parts(prepared, engine=Local(chunk=3))) == []
+
+
+def test_an_installation_that_is_older_than_its_code_is_warned_of(prepared, stale_install):
+    (text,) = caveats(prepared)
+    assert text.startswith(f"bflcore is installed as version 0.0.1, but its code is {__version__}")
+    assert "make install" in text
+    assert "\n" not in text
 
 
 def test_certain_parameters_and_a_rule_that_multiplies_densities_are_warned_of(prepared):

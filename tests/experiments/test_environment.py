@@ -7,6 +7,7 @@ import attrs
 import pytest
 import torch
 
+from bflcore import __version__
 from bflcore.errors import RunError
 from bflcore.experiments.environment import (
     check_settings,
@@ -17,7 +18,8 @@ from bflcore.experiments.environment import (
 from bflcore.experiments.integrity import write_json
 from bflcore.experiments.prepare import prepare
 from bflcore.experiments.resolve import resolve
-from bflcore.registry.loading import load_registry
+from bflcore.registry import builtin
+from bflcore.registry.loading import load_registry, read_plugins
 
 FLAGS = {
     "data": {"data": "synthetic", "partition": "natural", "clients": 2},
@@ -65,6 +67,12 @@ def test_one_sample_that_differs_changes_the_fingerprint_of_the_data(plain):
     other = attrs.evolve(of, problem=attrs.evolve(of.problem, train=train))
     assert changed(plain, other) == {"the data or its partition"}
     assert not torch.equal(x, of.problem.train.x)
+
+
+def test_the_version_of_the_core_is_that_of_the_code_that_runs(stale_install):
+    found = environment(prepared(), read_plugins(builtin))
+    assert found["distributions"]["bflcore"] == __version__
+    assert [text for text in found["warnings"] if "installed as version 0.0.1" in text]
 
 
 def test_distributions_count_only_where_a_component_of_theirs_is_used():

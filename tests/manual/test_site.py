@@ -65,6 +65,7 @@ def test_the_manual_is_built_without_warnings_and_loads_nothing_from_elsewhere(t
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert foreign(loaded(text)) == [], page
+        assert "/bflcore/blob/main/docs/" not in text, page  # a page of the manual is linked here
         # Material would fetch mermaid's scripts for such a block.
         assert 'class="mermaid"' not in text, page
         assert 'class="arithmatex"' not in text, page  # every formula has been typeset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,24 @@ from bfl_shift.shifts import Shift
 from bflcore.errors import BflError, OptionError, unknown
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell
-from bflcore.studies.execution import Standing, execute, resolve_cells
-from bflcore.studies.results import Results, Trial, run_folder
+from bflcore.studies.execution import Progress, duration, execute, resolve_cells
+from bflcore.studies.results import Trial, run_folder
 
-__all__ = ["Benchmark", "Found", "chosen_methods", "told"]
-
-Say = Callable[[str], None]
+__all__ = ["Benchmark", "Found", "chosen_methods"]
 
 
 @attrs.frozen
 class Found:
     """What the benchmark found: scores by training, method and seed, and the reasons for gaps.
 
-    `trials` are the runs with their commands and seconds.
+    `trials` are the runs with their commands and seconds; `scoring` are the seconds that it took to
+    score them, by folder.
     """
 
     scores: Mapping[tuple[str, str, int], Scored]
     missing: tuple[tuple[str, str, int, str], ...]
     trials: tuple[Trial, ...]
+    scoring: Mapping[str, float]
     versions: tuple[Mapping[str, Any], ...]
     machine: Mapping[str, Any]
 
@@ -57,42 +58,42 @@ class Benchmark:
         """Return the shifts of one training."""
         return tuple(shift for shift in self.shifts if shift.training == training)
 
-    def execute(self, jobs: int | None, say: Say) -> Found:
-        """Do what is not done yet, seed by seed, and return everything.
+    def execute(self, jobs: int | None, progress: Progress, say: Callable[[str], None]) -> Found:
+        """Do what is not done yet, and return everything.
 
-        Raises `BflError` before anything is written if a cell or a data set is not valid.
+        `progress` is called when a training begins or ends; `say` gets a line at each tenth of the
+        scoring. Raises `BflError` before anything is written if a cell or a data set is not valid.
         """
         for shift in self.shifts:
             if shift.foreign:
                 _check_data(shift)
-        cells, runs = self.cells(), self.folder / "runs"
-        resolve_cells(cells)
-        parts = []
+        folder = self.folder / "runs"
+        trained = execute(self.cells(), self.seeds, folder, jobs=jobs, progress=progress)
         scores: dict[tuple[str, str, int], Scored] = {}
         missing: list[tuple[str, str, int, str]] = []
-        for seed in self.seeds:
-            part = execute(cells, [seed], runs, jobs=jobs, progress=told(say, seed))
-            parts.append(part)
-            for trial in part.trials:
-                training, method = named(trial.cell)
-                reason = trial.failure or self._score(trial, scores)
-                if reason:
-                    missing.append((training, method, seed, reason))
-            say(f"seed {seed}: scored")
-        return _all(parts, scores, missing)
+        spent: dict[str, float] = {}
+        total, began = len(trained.trials), time.monotonic()
+        for number, trial in enumerate(trained.trials, 1):
+            run, reason = (*named(trial.cell), trial.seed), trial.failure
+            if not reason:
+                try:
+                    scores[run], spent[run_folder(trial.cell, trial.seed)] = self._score(trial)
+                except BflError as error:
+                    reason = str(error)
+            if reason:
+                missing.append((*run, reason))
+            if 10 * number // total > 10 * (number - 1) // total:
+                left = (time.monotonic() - began) / number * (total - number)
+                say(f"scored: {number} of {total} runs, {duration(left)} left")
+        found = trained.trials, spent, trained.versions, trained.machine
+        return Found(scores, tuple(missing), *found)
 
-    def _score(self, trial: Trial, scores: dict[tuple[str, str, int], Scored]) -> str:
-        """Add the scores of one run; return why it has none, or an empty text."""
-        training, method = named(trial.cell)
+    def _score(self, trial: Trial) -> tuple[Scored, float]:
+        """Return the scores of a finished run, and the seconds that it took to score it."""
+        training, _ = named(trial.cell)
         run, seed = run_folder(trial.cell, trial.seed), trial.seed
         path, file = self.folder / "runs" / run, self.folder / "scores" / f"{run}.json"
-        shifts = self.of(training)
-        try:
-            found = scoring.score_once(path, file, self.setting, training, seed, shifts)
-        except BflError as error:
-            return str(error)
-        scores[training, method, seed] = found
-        return ""
+        return scoring.score_once(path, file, self.setting, training, seed, self.of(training))
 
 
 def chosen_methods(
@@ -138,29 +139,3 @@ def _check_data(shift: Shift) -> None:
         raise type(error)(
             f"shift {shift.name}: {error}; or leave it out: --shifts names the others"
         ) from None
-
-
-def told(say: Say, seed: int) -> Callable[[Standing], None]:
-    """Return what says, in one line, which run has ended and how many are left."""
-
-    def tell(standing: Standing) -> None:
-        if not standing.ended:
-            return
-        left = "" if standing.left is None else f", {standing.left / 60:.0f} min left"
-        failed = f": {standing.reason}" if standing.reason else ""
-        say(f"seed {seed}: {standing.done} of {standing.total}{left}  {standing.ended}{failed}")
-
-    return tell
-
-
-def _all(
-    parts: Sequence[Results],
-    scores: Mapping[tuple[str, str, int], Scored],
-    missing: Sequence[tuple[str, str, int, str]],
-) -> Found:
-    """Join the results of all seeds."""
-    versions: list[Mapping[str, Any]] = []
-    for part in parts:
-        versions += [one for one in part.versions if one not in versions]
-    trials = tuple(trial for part in parts for trial in part.trials)
-    return Found(scores, tuple(missing), trials, tuple(versions), parts[0].machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ tables: Any = lazy("bfl_shift.table")
 __all__ = ["shift"]
 
 FILE = "bfl-shift"  # .json, .md and .svg in the folder
+PUBLISHED = "published"  # the name of the table that the package has
 
 
 @click.command("shift", context_settings={"max_content_width": 100})
@@ -42,7 +44,8 @@ FILE = "bfl-shift"  # .json, .md and .svg in the folder
     "--table",
     "rivals",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="a bfl-shift.json: rank beside its methods, or check it",
+    help="a bfl-shift.json, or published, the results of this version: rank beside its methods, or "
+    "check it",
 )
 @click.option("--check", type=float, metavar="FRACTION", help="run a fraction again, and compare")
 @click.option("--list", "listing", is_flag=True, help="explain the shifts and settings, and stop")
@@ -56,35 +59,49 @@ def shift(
     rivals: Path | None,
     check: float | None,
     listing: bool,
-) -> None:
+) -> int:
     """Train METHODS (default: all that are installed), and score them under shift.
 
-    The same command continues where it stopped. With --check 0.1 a tenth of the runs of a table is
-    trained again in a temporary folder; it is an error if the scores differ in any bit.
+    The same command continues where it stopped; the exit status is 1 if a run failed. With --check
+    0.1 a tenth of the runs of a table is trained again in a temporary folder; it is an error if the
+    scores differ in any bit.
     """
+    from bflcore.cli.execution import interruptible
+    from bflcore.cli.sweep import show_standing
+
     if setting not in settings.SETTINGS:
         raise unknown("setting", setting, settings.SETTINGS)
     chosen = settings.SETTINGS[setting]
     if listing:
         _list()
-        return
+        return 0
+    if rivals == Path(PUBLISHED):
+        rivals = tables.PUBLISHED
     if check is not None:
-        _check(rivals or out / f"{FILE}.json", check, jobs)
-        return
+        with interruptible(lambda: "interrupted. A check keeps nothing; start it again"):
+            _check(rivals or out / f"{FILE}.json", check, jobs)
+        return 0
     other = tables.Table.read(rivals) if rivals else None
     picked, left_out = benchmark.chosen_methods(methods, chosen)
     asked = benchmark.Benchmark(
         chosen, picked, shifts.chosen_shifts(chosen, names), seeds_of(seeds), out
     )
+    if other is not None:
+        other.check_fits(chosen.name, [one.name for one in asked.shifts], asked.seeds)
     for method, reason in left_out.items():
         click.echo(f"left out: {method} {reason}")
-    found = asked.execute(jobs, click.echo)
+    with (
+        interruptible(lambda: "interrupted. Continue with the same command"),
+        show_standing(out / "runs", silent=False) as progress,
+    ):
+        found = asked.execute(jobs, progress, partial(click.echo, err=True))
     command = _command(methods, names, seeds, setting)
     table = tables.table_of(asked, found, command)
     table.write(out / f"{FILE}.json")
     if other is not None:
         table = table.beside(other)
     _publish(table, out)
+    return 1 if found.missing else 0
 
 
 def _publish(table: Any, out: Path) -> None:
@@ -97,13 +114,17 @@ def _publish(table: Any, out: Path) -> None:
     for line in columns(pages.leaderboard(table), indent=""):
         click.echo(line)
     for training, method, seed, reason in table.missing:
-        click.echo(f"missing: {training}, {method}, seed {seed}: {reason.partition('; ')[0]}")
+        text = f"missing: {training}, {method}, seed {seed}: {reason.partition('; ')[0]}"
+        click.echo(text, err=True)
     click.echo(f"page: {out / f'{FILE}.md'}")
 
 
 def _check(path: Path, fraction: float, jobs: int | None) -> None:
+    from bflcore.cli.sweep import show_standing
+
     table = tables.Table.read(path)
-    found = repeating.rerun(table, fraction, jobs, click.echo)
+    with show_standing(Path("a temporary folder"), silent=False) as progress:
+        found = repeating.rerun(table, fraction, jobs, progress, click.echo)
     if found.differing:
         raise RunError(
             f"--check: {len(found.differing)} of {found.records} records differ from {path}: "

@@ -79,12 +79,14 @@ SUBMIT = """\
 Write it as a plugin (`bfl new-plugin NAME`), install it, and run it beside this table:
 
 ```
-bfl shift NAME --table docs/results/bfl-shift.json
+bfl shift NAME --table published
 ```
 
 That trains it and `local`, asks their clients the same questions, and prints the leaderboard with
 the new row. Every method runs with its own defaults; rounds, local epochs, network and data are
-those of the setting."""
+those of the setting. The form
+[Submit to BFL-Shift](https://github.com/bflcore/bflcore/issues/new?template=shift.yml) says what to
+send."""
 
 
 def page(table: Table, picture: str = "bfl-shift.svg") -> str:
@@ -128,6 +130,7 @@ def _head(table: Table, picture: str) -> list[str]:
         "# BFL-Shift: uncertainty under federated shift",
         f"```\n{table.command}\n```",
         _facts(table, said),
+        *table.notes,
         "## Leaderboard",
         RANKING,
         _table(board),
@@ -148,15 +151,18 @@ def _facts(table: Table, said: str) -> str:
         for one in table.versions
     )
     seeds = ", ".join(map(str, table.seeds))
-    minutes = sum(table.seconds.values()) / 60
+    training = table.seconds["training"]
+    minutes = {what: f"{sum(each.values()) / 60:.0f}" for what, each in table.seconds.items()}
+    scoring = f" and scoring {minutes['scoring']}" if table.seconds["scoring"] else ""
     return (
         f"Setting `{setting.name}`: {setting.summary}. Equal for all methods: `{said}`. Everything "
         "else is each method's own default, [chosen on validation samples](defaults.md) where it "
         f"was searched for. Seeds {seeds}. {len(table.methods)} methods, "
-        f"{len(table.records)} records; {len(table.seconds)} trainings took {minutes:.0f} minutes "
-        f"of one process, on a machine that was busy with other work, too "
-        f"({machine.get('processor')}, {machine.get('cores')} cores; {software}). All scores, also "
-        "pooled over samples, are in the file bfl-shift.json."
+        f"{len(table.records)} records; {len(training)} trainings took {minutes['training']} "
+        f"minutes{scoring} of one process, on a machine that was busy with other work, too "
+        f"({machine.get('processor')}, {machine.get('cores')} cores; {software}). Versions are "
+        "those of the code at the time of the runs. All scores, also pooled over samples, are in "
+        "the file bfl-shift.json."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,23 +27,27 @@ __all__ = ["Scored", "data_set", "digest", "held_out", "score", "score_once"]
 Array = Any  # of numpy
 Scored = dict[str, Any]  # by shift: {"clients": {number: scores}, "pooled": scores}
 
-FORMAT = 1  # of the files, and of what the scores mean
+FORMAT = 2  # of the files, and of what the scores mean
 
 
 def score_once(
     path: Path, file: Path, setting: Setting, training: str, seed: int, shifts: Sequence[Shift]
-) -> Scored:
-    """Return the scores of a finished run; they are read from `file` where they are there.
+) -> tuple[Scored, float]:
+    """Return the scores of a finished run, and the seconds that it took to find them.
+
+    Both are read from `file` where they are there.
 
     Raises `BflError` if the run or its data cannot be read.
     """
-    known = _known(file, run := _run_digest(path))
+    known, seconds = _known(file, run := _run_digest(path))
     missing = [one for one in shifts if one.name not in known]
     if missing:
+        began = time.monotonic()
         known = {**known, **score(path, setting, training, seed, missing)}
+        seconds = round(seconds + time.monotonic() - began, 2)
         make_folder(file.parent, parents=True)
-        write_json(file, {"format": FORMAT, "run": run, "shifts": known})
-    return {one.name: known[one.name] for one in shifts}
+        write_json(file, {"format": FORMAT, "run": run, "shifts": known, "seconds": seconds})
+    return {one.name: known[one.name] for one in shifts}, seconds
 
 
 def score(
@@ -113,10 +118,11 @@ def _run_digest(path: Path) -> str:
     return str(found["digest"])
 
 
-def _known(file: Path, run: str) -> Scored:
-    """Return the scores in a file that are of this run; nothing from another one."""
+def _known(file: Path, run: str) -> tuple[Scored, float]:
+    """Return the scores in a file that are of this run, and their seconds; none of another one."""
     try:
         found = read_json(file)
     except FileNotFoundError:
-        return {}
-    return found["shifts"] if (found.get("format"), found.get("run")) == (FORMAT, run) else {}
+        return {}, 0.0
+    same = (found.get("format"), found.get("run")) == (FORMAT, run)
+    return (found["shifts"], found["seconds"]) if same else ({}, 0.0)

@@ -12,15 +12,16 @@ import numpy as np
 
 from bfl_shift.benchmark import Benchmark, Found
 from bfl_shift.scoring import Scored, digest
-from bfl_shift.settings import ALONE
+from bfl_shift.settings import ALONE, APART
 from bflcore.errors import OptionError, RunError
 from bflcore.experiments.integrity import add_digest, read_json
 from bflcore.files import write_text
 from bflcore.studies.results import run_folder
 
-__all__ = ["FOREIGN", "LABELLED", "Record", "Table", "table_of"]
+__all__ = ["FOREIGN", "LABELLED", "PUBLISHED", "Record", "Table", "table_of"]
 
-FORMAT = 1
+FORMAT = 2
+PUBLISHED = Path(__file__).with_name("published.json")  # the results that the manual shows
 LABELLED = (
     *("accuracy", "nll", "brier", "ece", "aurc", "coverage", "set_size", "worse_off"),
     *("entropy", "epistemic", "aleatoric"),
@@ -68,7 +69,11 @@ class Record:
 
 @attrs.frozen
 class Table:
-    """Records with what repeats them; `missing` are runs without scores, and the reasons."""
+    """Records with what repeats them; `missing` are runs without scores, and the reasons.
+
+    `seconds` are those of ``training`` and of ``scoring``, by run; `notes` are sentences for the
+    page.
+    """
 
     command: str
     setting: str
@@ -78,7 +83,8 @@ class Table:
     missing: tuple[tuple[str, str, int, str], ...] = ()
     versions: tuple[Mapping[str, Any], ...] = ()
     machine: Mapping[str, Any] = attrs.field(factory=dict)
-    seconds: Mapping[str, float] = attrs.field(factory=dict, eq=False)
+    seconds: Mapping[str, Mapping[str, float]] = attrs.field(factory=dict, eq=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -113,19 +119,9 @@ class Table:
     def beside(self, other: Table) -> Table:
         """Return this table with the methods of another one that it lacks.
 
-        Raises `OptionError` if the other is of another setting, or lacks a seed or a shift.
+        Raises `OptionError` if the other does not fit.
         """
-        if other.setting != self.setting:
-            raise OptionError(
-                f"--table: it is of the setting {other.setting}, this run of {self.setting}; "
-                f"add --setting {other.setting}"
-            )
-        lacks = [*sorted({*self.shifts} - {*other.shifts}), *sorted({*self.seeds} - {*other.seeds})]
-        if lacks:
-            raise OptionError(
-                f"--table: it has no {lacks[0]}; allowed: --shifts {','.join(other.shifts)} and "
-                f"--seeds {','.join(map(str, other.seeds))}"
-            )
+        other.check_fits(self.setting, self.shifts, self.seeds)
         wanted = [
             record
             for record in other.records
@@ -134,6 +130,21 @@ class Table:
             and record.seed in self.seeds
         ]
         return attrs.evolve(self, records=(*self.records, *wanted))
+
+    def check_fits(self, setting: str, shifts: Iterable[str], seeds: Iterable[int]) -> None:
+        """Raise `OptionError` unless the table is of a setting, and has the shifts and seeds."""
+        if self.setting != setting:
+            raise OptionError(
+                f"--table: it is of the setting {self.setting}, this run of {setting}; "
+                f"add --setting {self.setting}"
+            )
+        lacks = [f"shift {name}" for name in sorted({*shifts} - {*self.shifts})]
+        lacks += [f"seed {seed}" for seed in sorted({*seeds} - {*self.seeds})]
+        if lacks:
+            raise OptionError(
+                f"--table: it has no {lacks[0]}; allowed: --shifts {','.join(self.shifts)} and "
+                f"--seeds {','.join(map(str, self.seeds))}"
+            )
 
     def write(self, path: Path) -> None:
         """Replace a file by JSON with one record per line. Raises `WriteError`."""
@@ -158,7 +169,7 @@ class Table:
             del found["columns"]
             records = tuple(map(Record.from_json, found.pop("records")))
             lists: dict[str, Any] = {
-                name: tuple(found.pop(name)) for name in ("shifts", "seeds", "versions")
+                name: tuple(found.pop(name)) for name in ("shifts", "seeds", "versions", "notes")
             }
             missing = tuple(tuple(one) for one in found.pop("missing"))
             return cls(**found, **lists, missing=missing, records=records)
@@ -171,7 +182,7 @@ class Table:
 def table_of(asked: Benchmark, found: Found, command: str) -> Table:
     """Return the table of what the benchmark found, in the order of its shifts and methods.
 
-    Raises `RunError` if there is no score at all.
+    A shift under which no method could be scored is left out. Raises `RunError` if all are.
     """
     records = [
         _record(method, shift.name, seed, scored[shift.name], alone)
@@ -181,19 +192,25 @@ def table_of(asked: Benchmark, found: Found, command: str) -> Table:
         if (scored := found.scores.get((shift.training, method, seed))) is not None
         for alone in [found.scores.get((shift.training, ALONE, seed), {}).get(shift.name)]
     ]
-    if not records:
+    scored_shifts = {record.shift for record in records if record.method not in APART}
+    if not scored_shifts:
         reason = found.missing[0][-1] if found.missing else "there is no run"
         raise RunError(f"no run could be scored; the first failed because: {reason}")
     return Table(
         command,
         asked.setting.name,
-        tuple(shift.name for shift in asked.shifts),
+        tuple(shift.name for shift in asked.shifts if shift.name in scored_shifts),
         asked.seeds,
-        tuple(records),
+        tuple(record for record in records if record.shift in scored_shifts),
         found.missing,
         found.versions,
         found.machine,
-        {run_folder(t.cell, t.seed): round(t.seconds, 2) for t in found.trials if t.seconds},
+        {
+            "training": {
+                run_folder(t.cell, t.seed): round(t.seconds, 2) for t in found.trials if t.seconds
+            },
+            "scoring": found.scoring,
+        },
     )
 
 

@@ -1,10 +1,13 @@
 """The page: everything on it comes from the table."""
 
+from pathlib import Path
+
 import attrs
 import numpy as np
 import pytest
 
 from bfl_shift.page import leaderboard, page
+from bfl_shift.table import PUBLISHED, Table
 
 
 @pytest.fixture
@@ -32,6 +35,30 @@ def test_what_is_missing_is_named(table, toy):
     gap = ("clean", "fedvi", 1, "client 3 failed")
     text = page(attrs.evolve(table, missing=(gap,)))
     assert "| clean | `fedvi` | 1 | client 3 failed |" in text
+
+
+def test_what_training_and_scoring_took_is_said(table, toy):
+    seconds = {"training": {"a/seed-0": 100.0, "b/seed-0": 200.0}, "scoring": {"a/seed-0": 120.0}}
+    assert "2 trainings took 5 minutes and scoring 2 of one process" in page(
+        attrs.evolve(table, seconds=seconds)
+    )
+    untimed = page(attrs.evolve(table, seconds={**seconds, "scoring": {}}))
+    assert "2 trainings took 5 minutes of one process" in untimed
+
+
+def test_notes_are_on_the_page(table, toy):
+    note = "Checked on another processor."
+    assert note not in page(table)
+    assert note in page(attrs.evolve(table, notes=(note,)))
+
+
+def test_the_published_page_and_picture_are_those_of_the_table_that_the_package_has():
+    results = Path(__file__).parents[3] / "docs" / "results"
+    if not results.is_dir():
+        pytest.skip("needs the repository: the pages are not part of the package")
+    published = Table.read(PUBLISHED)
+    assert (results / "bfl-shift.md").read_text(encoding="utf-8") == page(published)
+    assert (results / "bfl-shift.json").samefile(PUBLISHED)
 
 
 def test_the_leaderboard_begins_with_the_best(table):

@@ -60,12 +60,14 @@ def test_scores_are_read_again_unless_they_are_of_another_run(
     shifts = chosen_shifts(tiny, "blur")
     clean = [one for one in shifts if one.training == "clean"]
     file = tmp_path / "scores" / "seed-0.json"
-    first = score_once(run, file, tiny, "clean", 0, clean[:1])
+    first, took = score_once(run, file, tiny, "clean", 0, clean[:1])
     assert first == score(run, tiny, "clean", 0, clean[:1])
-    more = score_once(run, file, tiny, "clean", 0, clean)  # adds the blur, keeps the reference
+    more, longer = score_once(run, file, tiny, "clean", 0, clean)  # adds the blur
     assert more.keys() == {"reference", "blur"}
+    assert longer > took > 0
     monkeypatch.setattr("bfl_shift.scoring.score", lambda *_: pytest.fail("scored again"))
-    assert digest(score_once(run, file, tiny, "clean", 0, clean)) == digest(more)
+    again, same = score_once(run, file, tiny, "clean", 0, clean)
+    assert (digest(again), same) == (digest(more), longer)
     other = executed[0].folder / "runs" / "clean.local" / "seed-0"
     with pytest.raises(pytest.fail.Exception, match="scored again"):
         score_once(other, file, tiny, "clean", 0, clean)

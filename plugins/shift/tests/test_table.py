@@ -54,9 +54,9 @@ def test_a_table_takes_the_methods_that_it_lacks_from_another(table):
 def test_a_table_of_another_setting_or_without_a_seed_or_shift_is_refused(table):
     with pytest.raises(OptionError, match="of the setting large, this run of toy; add --setting"):
         table.beside(attrs.evolve(table, setting="large"))
-    with pytest.raises(OptionError, match="it has no 0; allowed: "):
+    with pytest.raises(OptionError, match="it has no seed 0; allowed: "):
         table.beside(attrs.evolve(table, seeds=(1, 2)))
-    with pytest.raises(OptionError, match="it has no blur; allowed: --shifts"):
+    with pytest.raises(OptionError, match="it has no shift blur; allowed: --shifts"):
         table.beside(attrs.evolve(table, shifts=tuple(s for s in table.shifts if s != "blur")))
 
 
