@@ -40,7 +40,9 @@ __all__ = ["commands"]
 )
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder of the data sets")
 @click.option("--download", is_flag=True, help="whether to download data sets that are absent")
-@click.option("--pages", is_flag=True, help="write the page of the runs in TABLE.json, run nothing")
+@click.option(
+    "--pages", is_flag=True, help="write the page of the runs that are known, run nothing"
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def reproduce(
     table: str | None,

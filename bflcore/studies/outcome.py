@@ -79,7 +79,8 @@ class Checked:
 class Reproduction:
     """A table as far as it was run: every cell beside the paper's, and the claims.
 
-    `failures` maps commands of runs that failed to the reasons; `command` is what wrote it.
+    `failures` maps commands of runs that failed to the reasons; `command` is what wrote it; `kept`
+    counts the runs of other settings in its record.
     """
 
     table: Table
@@ -88,6 +89,7 @@ class Reproduction:
     runs: tuple[Measured, ...]
     failures: Mapping[str, str]
     command: str
+    kept: int = 0
 
     @property
     def exceptions(self) -> list[Compared]:

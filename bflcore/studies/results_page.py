@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bflcore.studies.evidence import Measured
 from bflcore.studies.outcome import Compared, Reproduction
 from bflcore.studies.paper_tables import Column, Rounds
 
@@ -229,19 +230,45 @@ def _settings(found: Reproduction) -> Iterator[str]:
 
 
 def _places(found: Reproduction) -> Iterator[str]:
-    """Yield the versions and machines of the runs."""
-    seen = dict.fromkeys(
-        f"{one.machine.get('processor', '')}, {one.machine.get('cores', '')} cores; Python "
-        f"{one.versions.get('python', '')}, torch {one.versions.get('torch', '')}"
-        for one in found.runs
-    )
-    if not seen:
-        return
-    seconds = sum(one.trial.seconds or 0 for one in found.runs)
-    yield (
-        f"{len(found.runs)} runs of {seconds / 60:.0f} minutes in all ({'; '.join(seen)}). The "
-        f"metrics of every run are in `{found.table.name}.json`."
-    )
+    """Yield the versions and machines of the runs, and what else the record holds."""
+    record = f"`{found.table.name}.json`"
+    if found.runs:
+        seen = dict.fromkeys(f"{_machine(one)}; {_versions(one)}" for one in found.runs)
+        seconds = sum(one.trial.seconds or 0 for one in found.runs)
+        yield (
+            f"{counted(len(found.runs), 'run')} of {seconds / 60:.0f} minutes in all "
+            f"({'; '.join(seen)}). The metrics of every run are in {record}."
+        )
+    if trusted := sum(not one.settings for one in found.runs):
+        yield (
+            f"For {trusted} of them the record has the command alone, without a digest of all "
+            "settings: a default that has changed since would not be noticed."
+        )
+    if found.kept:
+        verb = "is" if found.kept == 1 else "are"
+        yield f"{counted(found.kept, 'run')} of other settings {verb} kept in {record}."
+
+
+def _machine(run: Measured) -> str:
+    if not run.machine:
+        return "a machine that was not recorded"
+    return f"{run.machine.get('processor', '')}, {run.machine.get('cores', '')} cores"
+
+
+def _versions(run: Measured) -> str:
+    """Return the versions of Python, torch and bflcore, and of plugins that have another one."""
+    installed = dict(run.versions.get("distributions", {}))
+    core = installed.pop("bflcore", "")
+    others = [f"{name} {version}" for name, version in installed.items() if version != core]
+    named = [f"{name} {run.versions.get(name, '')}" for name in ("python", "torch")]
+    plugins = f" and {counted(same, 'plugin')}" if (same := len(installed) - len(others)) else ""
+    found = [named[0].capitalize(), named[1], *([f"bflcore{plugins} {core}"] if core else [])]
+    return ", ".join([*found, *others])
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things: ``1 run``, ``2 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def sentence(text: str) -> str:

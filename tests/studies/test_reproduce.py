@@ -6,6 +6,7 @@ import pytest
 
 from bflcore.cli.run import resolved
 from bflcore.errors import OptionError, RunError
+from bflcore.experiments.integrity import read_json, write_json
 from bflcore.registry.loading import load_registry
 from bflcore.studies import plan as planning
 from bflcore.studies import reproduce as module
@@ -167,6 +168,101 @@ def test_pages_are_written_again_without_running_anything(finished, tiny, tmp_pa
     tiny(seeds="0-9", pages=True)
     assert asked == []
     assert "| 0, 1 | 1 |" in (tmp_path / "out/tiny.md").read_text()
+
+
+def test_runs_of_other_settings_stay_in_the_record(finished, tiny, tmp_path, asked):
+    folder, found = finished
+    shutil.copytree(folder / "out", tmp_path / "out")
+    for given in ({"rounds": 2}, {"paper": True}):
+        other = tiny("fedavg", pages=True, **given)
+        assert (other.runs, other.kept) == ((), 4)
+        page = (tmp_path / "out/tiny.md").read_text()
+        assert "4 runs of other settings are kept in `tiny.json`." in page
+    again = tiny(pages=True)
+    assert [one.ours for one in again.cells] == [one.ours for one in found.cells]
+    assert again.kept == 0
+
+
+def test_runs_that_another_process_has_recorded_meanwhile_are_kept(
+    finished, tiny, tmp_path, monkeypatch
+):
+    def meanwhile(cells, seeds, folder, **_):
+        shutil.copytree(finished[0] / "out", tmp_path / "out")
+        return Results(tuple(cells), tuple(seeds), ())
+
+    monkeypatch.setattr(module, "execute", meanwhile)
+    found = tiny("fedavg", seeds="7")
+    assert list(of(found, "alone", "digits").ours) == [0, 1]
+    assert len(json.loads((tmp_path / "out/tiny.json").read_text())["runs"]) == 4
+
+
+def recorded(path, change):
+    """Change every run of a record."""
+    values = read_json(path)
+    for run in values["runs"]:
+        change(run)
+    write_json(path, values)
+
+
+def test_runs_whose_settings_have_another_digest_are_repeated(finished, tiny, tmp_path, asked):
+    shutil.copytree(finished[0] / "out", tmp_path / "out")
+    recorded(tmp_path / "out/tiny.json", lambda run: run.update(settings="of another default"))
+    found = tiny("fedavg", seeds="0")
+    assert asked == [("fedavg_digits_1r", 0)]
+    assert (of(found, "fedavg", "digits").ours, found.kept) == ({}, 4)
+
+
+def test_runs_of_a_record_without_digests_are_trusted_and_counted(finished, tiny, tmp_path, asked):
+    shutil.copytree(finished[0] / "out", tmp_path / "out")
+    recorded(tmp_path / "out/tiny.json", lambda run: run.pop("settings"))
+    found = tiny()
+    assert asked == []
+    assert list(of(found, "fedavg", "digits").ours) == [0, 1]
+    text = "For 4 of them the record has the command alone"
+    assert text in (tmp_path / "out/tiny.md").read_text()
+
+
+def test_finished_runs_are_taken_over_from_their_folder(finished, tiny, tmp_path):
+    folder, whole = finished
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    found = tiny(pages=True)
+    assert [one.ours for one in found.cells] == [one.ours for one in whole.cells]
+    assert all(run.settings for run in found.runs)
+    shutil.rmtree(tmp_path / "out")
+    kept = tmp_path / "runs/tiny/fedavg_digits_1r/cell.toml"
+    kept.write_text(kept.read_text().replace("lr = ", "lr = 1"))
+    found = tiny(pages=True)
+    assert of(found, "fedavg", "digits").ours == {}
+    assert list(of(found, "alone", "digits").ours) == [0, 1]
+
+
+def test_where_the_data_are_does_not_make_other_runs(finished, tiny, tmp_path, asked):
+    shutil.copytree(finished[0] / "out", tmp_path / "out")
+    found = tiny(data_dir=tmp_path)
+    assert asked == []
+    assert list(of(found, "fedavg", "digits").ours) == [0, 1]
+
+
+def test_a_table_may_show_any_metric_and_runs_without_it_are_repeated(tiny, tmp_path, monkeypatch):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY.replace("personal.accuracy", "personal.balanced_accuracy"))
+    first = tiny("fedavg", seeds="0")
+    shutil.rmtree(tmp_path / "runs")
+    asked = []
+    monkeypatch.setattr(
+        module,
+        "execute",
+        lambda cells, seeds, *_, **__: asked.append(seeds) or Results((), (), ()),
+    )
+    again = tiny("fedavg", seeds="0")
+    assert (of(again, "fedavg", "digits").ours, asked) == (of(first, "fedavg", "digits").ours, [])
+
+    def forget(run):  # as earlier versions did
+        del run["metrics"]["personal.balanced_accuracy"]
+
+    recorded(tmp_path / "out/tiny.json", forget)
+    tiny("fedavg", seeds="0")
+    assert asked == [[0]]
 
 
 def test_only_selects_rows_and_columns(tiny, asked):

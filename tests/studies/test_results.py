@@ -87,3 +87,19 @@ def test_runs_that_are_missing_or_damaged_are_failures(tmp_path):
     assert reasons[0] == "it has not been run"
     assert "summary.json cannot be read" in reasons[1]
     assert reasons[2] == "why"
+
+
+def test_a_run_whose_environment_is_missing_or_damaged_is_a_failure(tmp_path):
+    summary = {"final": {}, "seconds": {"total": 1.0}, "bytes": {}}
+    for seed in (0, 1, 2):
+        (tmp_path / f"a/seed-{seed}").mkdir(parents=True)
+        write_json(tmp_path / f"a/seed-{seed}/summary.json", summary)
+    (tmp_path / "a/seed-1/environment.json").write_text("{")
+    here = {"torch": "2", "machine": {"cores": 3}, "warnings": ["one"]}
+    write_json(tmp_path / "a/seed-2/environment.json", here)
+    found = collect([Cell("a", "fedavg")], (0, 1, 2), tmp_path, {})
+    reasons = {one.seed: one.failure for one in found.failures}
+    assert reasons.keys() == {0, 1}
+    assert "environment.json is missing; restore the file" in reasons[0]
+    assert "environment.json cannot be read" in reasons[1]
+    assert (found.versions, found.machine) == (({"torch": "2"},), {"cores": 3})

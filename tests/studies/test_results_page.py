@@ -2,9 +2,11 @@ import attrs
 import pytest
 
 from bflcore.studies.cells import Cell
+from bflcore.studies.evidence import Measured
 from bflcore.studies.outcome import Checked, Reproduction, compared
 from bflcore.studies.paper_tables import Claim, read_table
 from bflcore.studies.plan import Planned
+from bflcore.studies.results import Trial
 from bflcore.studies.results_page import facts, line, number, page, signed, spans
 
 
@@ -111,3 +113,16 @@ def test_pieces_of_a_page():
     assert (signed(0.05, 2), signed(-0.05, 2), signed(None, 2)) == ("+0.05", "-0.05", "")
     assert (spans([0, 1, 2]), spans([0, 2]), spans([3]), spans([])) == ("0-2", "0, 2", "3", "")
     assert line("a", "b") == "| a | b |"
+
+
+def test_runs_are_named_with_their_machines_and_versions():
+    installed = {"bflcore": "2", "bfl-a": "2", "bfl-b": "2", "bfl-own": "1"}
+    versions = {"python": "3.11", "torch": "2.9", "distributions": installed}
+    trial = Trial("a", 0, "bfl run", seconds=60.0)
+    new = Measured(trial, versions, {"processor": "P", "cores": 2}, "digest")
+    old = Measured(trial, {"python": "3.11", "torch": "2.9"}, {})
+    text = page(attrs.evolve(reproduction({}), runs=(new, old), kept=1))
+    assert "2 runs of 2 minutes in all (P, 2 cores; Python 3.11, torch 2.9" in text
+    assert "bflcore and 2 plugins 2, bfl-own 1; a machine that was not recorded; Pyth" in text
+    assert "For 1 of them the record has the command alone" in text
+    assert "1 run of other settings is kept in `fedsi.table1.json`." in text
