@@ -14,7 +14,7 @@ several tables have in common: `settings` (data and split) and `recipes` (method
 
     title, seeds, rounds = { paper, here }, flags, options, differs     of a protocol
     [settings.NAME]                 flags, options, rounds, says,
-                                    stand_in = { flags, options, says }
+                                    stand_in = { flags, options, says, comparable }
     [recipes.NAME]                  method, flags, options, rounds, differs, without
 """
 
@@ -80,9 +80,14 @@ class Metric:
 
 @attrs.frozen
 class StandIn:
-    """Data of which everybody has a copy, in place of data that are not here."""
+    """Data of which everybody has a copy, in place of data that are not here.
+
+    Unless they are `comparable`, nothing is compared with the printed numbers, only claims are
+    checked.
+    """
 
     says: str
+    comparable: bool = True
     flags: Values = attrs.field(factory=dict)
     options: Values = attrs.field(factory=dict)
 

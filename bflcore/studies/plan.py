@@ -41,6 +41,7 @@ class Planned:
     cell: Cell | None = None
     rounds: int = 0
     stand_in: str = ""  # the data, if they are not the paper's
+    comparable: bool = True  # whether they are of the same kind, so that numbers can be compared
     why: str = ""
 
 
@@ -103,12 +104,12 @@ def _planned(
     if isinstance(setting.rounds, int):
         number = setting.rounds  # such as a single round, of long training
     flags, options = _settings(protocol, setting, recipe)
-    stand_in = ""
+    stand_in, comparable = "", True
     if absent(str(flags.get("data", "")), data_dir):
         if setting.stand_in is None:
             why = _fetch(table.name, column.name, str(flags.get("data")))
             return Planned(row, column, why=why)
-        stand_in = setting.stand_in.says
+        stand_in, comparable = setting.stand_in.says, setting.stand_in.comparable
         flags |= setting.stand_in.flags
         options |= setting.stand_in.options
     elif data_dir is not None:
@@ -118,7 +119,7 @@ def _planned(
     data = flags["data"] if stand_in else ""
     name = "_".join(filter(None, (recipe.name, setting.name, data, f"{number}r")))
     cell = Cell(name.replace(":", "-"), recipe.method, flags, kept)
-    return Planned(row, column, cell, number, stand_in)
+    return Planned(row, column, cell, number, stand_in, comparable)
 
 
 def _rounds(protocol: Protocol, setting: Setting, recipe: Recipe, *, paper: bool) -> int:

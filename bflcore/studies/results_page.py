@@ -88,7 +88,7 @@ def _rounds(rounds: Rounds) -> str:
 
 
 def _exceptions(found: Reproduction) -> Iterator[str]:
-    run = [one for one in found.cells if one.ours and one.paper is not None]
+    run = [one for one in found.cells if one.nearer is not None]
     if not run:
         return
     margins = sorted({one.planned.column.metric.margin for one in run})
@@ -149,6 +149,9 @@ def _column(found: Reproduction, column: Column) -> Iterator[str]:
     yield ""
     for stand_in in dict.fromkeys(one.planned.stand_in for one in cells if one.planned.stand_in):
         yield f"Not the paper's data, which are not here, but {stand_in}."
+        yield ""
+    if printed and not all(one.planned.comparable for one in cells):
+        yield "Nothing is compared with the printed numbers."
         yield ""
     if column.setting.says:
         yield column.setting.says

@@ -108,6 +108,13 @@ def test_metrics_methods_and_reasons_of_a_table_exist(name):
         assert others <= cells, claim.text
 
 
+@pytest.mark.parametrize("name", [n for n in table_names() if n.endswith(".figures")])
+def test_curves_without_printed_numbers_have_claims(name):
+    table = read_table(name)
+    assert not any(number for row in table.rows for number in row.paper.values())
+    assert table.claims
+
+
 def test_every_file_of_the_tables_is_packaged():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["bflcore"]

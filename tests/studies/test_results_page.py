@@ -126,3 +126,23 @@ def test_runs_are_named_with_their_machines_and_versions():
     assert "bflcore and 2 plugins 2, bfl-own 1; a machine that was not recorded; Pyth" in text
     assert "For 1 of them the record has the command alone" in text
     assert "1 run of other settings is kept in `fedsi.table1.json`." in text
+
+
+def test_cells_that_only_the_other_paper_prints_count_among_those_that_were_run():
+    found = reproduction({"fedsi": {0: 0.80}})
+    printed = [attrs.evolve(one, paper=None) for one in found.cells]
+    text = page(attrs.evolve(found, cells=tuple(printed)))
+    assert "1 of the 1 cells that were run are worse than the (nearer) paper's" in text
+    assert "80.00 against 89.68 (-9.68)" in text
+
+
+def test_data_of_another_kind_have_neither_difference_nor_exception():
+    found = reproduction({"fedsi": {0: 0.5}}, stand_in="digits")
+    cells = [
+        attrs.evolve(one, planned=attrs.evolve(one.planned, comparable=False))
+        for one in found.cells
+    ]
+    text = page(attrs.evolve(found, cells=tuple(cells)))
+    assert "## Exceptions" not in text
+    assert rows_of(text, "fedsi") == ["| fedsi | 88.41 | 89.68 | 50.00 |  | 0 | 30 |"]
+    assert "Nothing is compared with the printed numbers." in text
