@@ -93,28 +93,30 @@ def reproduce(
 
 
 def _list_tables(*, as_json: bool) -> None:
-    from bflcore.studies.reproduce import standing_of_tables
+    from bflcore.studies.reproduce import available_tables
 
-    tables = standing_of_tables()
+    tables = available_tables()
     if as_json:
         listed = [
             {
-                "table": table.name,
-                "title": table.title,
-                "source": table.source,
-                "cells": cells,
-                "runnable": here,
-                "not here": reasons,
+                "table": one.table.name,
+                "title": one.table.title,
+                "source": one.table.source,
+                "cells": one.cells,
+                "runnable": one.here,
+                "on stand-in data": one.stand_ins,
+                "not here": one.reasons,
             }
-            for table, here, cells, reasons in tables
+            for one in tables
         ]
         click.echo(json.dumps(listed, indent=2))
         return
-    for table, here, cells, reasons in tables:
-        click.echo(f"{table.name}  {table.title}")
-        click.echo(f"    {table.source}")
-        click.echo(f"    {here} of {cells} cells can be run here")
-        for reason in reasons:
+    for one in tables:
+        click.echo(f"{one.table.name}  {one.table.title}")
+        click.echo(f"    {one.table.source}")
+        stand_ins = f" ({one.stand_ins} on stand-in data)" if one.stand_ins else ""
+        click.echo(f"    {one.here} of {one.cells} cells can be run here{stand_ins}")
+        for reason in one.reasons:
             click.echo(f"    {reason}")
 
 

@@ -81,8 +81,9 @@ class Checked:
 class Reproduction:
     """A table as far as it was run: every cell beside the paper's, and the claims.
 
-    `failures` maps commands of runs that failed to the reasons; `command` is what wrote it; `kept`
-    counts the runs of other settings in its record.
+    `failures` maps commands of runs that failed to the reasons; `command` is what wrote it, `base`
+    the part of it that selects neither rows, columns nor seeds; `kept` counts the runs of other
+    settings in its record.
     """
 
     table: Table
@@ -91,6 +92,7 @@ class Reproduction:
     runs: tuple[Measured, ...]
     failures: Mapping[str, str]
     command: str
+    base: str
     kept: int = 0
 
     @property

@@ -176,7 +176,10 @@ class Claim:
 
 @attrs.frozen
 class Table:
-    """A table of a paper with everything that it takes to run its cells."""
+    """A table of a paper with everything that it takes to run its cells.
+
+    `given` is what ``bfl reproduce`` calls it: its name, or the path of a file.
+    """
 
     name: str
     title: str
@@ -187,6 +190,7 @@ class Table:
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     against: str = ""
+    given: str = ""
 
     def row(self, name: str) -> Row:
         """Return a row by its name."""
@@ -269,8 +273,8 @@ def read_table(name: str | Path) -> Table:
     rows = tuple(_row(one, protocol, columns, where) for one in values.pop("rows", ()))
     claims = tuple(_claim(one, rows, columns, where) for one in values.pop("claims", ()))
     values["notes"] = tuple(values.get("notes", ()))
-    found = {"name": path.stem, "protocol": protocol, "columns": columns, "rows": rows}
-    return _build(Table, {**values, **found, "claims": claims}, where)
+    found = {"name": path.stem, "given": where, "protocol": protocol, "columns": columns}
+    return _build(Table, {**values, **found, "rows": rows, "claims": claims}, where)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,11 @@ from bflcore.studies.evidence import (
 from bflcore.studies.execution import Standing, execute, settings_of
 from bflcore.studies.outcome import Reproduction, check, compared
 from bflcore.studies.paper_tables import Table, read_table, table_names
-from bflcore.studies.plan import Planned, fetch, plan
+from bflcore.studies.plan import Planned, base_command, fetch, plan
 from bflcore.studies.results import collect
 from bflcore.studies.results_page import facts, page
 
-__all__ = ["FOLDER", "reproduce", "standing_of_tables"]
+__all__ = ["FOLDER", "Available", "available_tables", "reproduce"]
 
 FOLDER = Path("runs", "reproduce")
 
@@ -67,9 +68,13 @@ def reproduce(
     if download:
         fetch(planner(patterns), found, folder)
     planned, selected = planner(), planner(patterns)
-    words = ["bfl", "reproduce", found.name, *(["--paper"] if paper else [])]
-    words += ["--rounds", str(rounds)] if rounds is not None else []
-    study = _Study(found, planned, chosen, Evidence.read(Path(out)), Path(out), " ".join(words))
+    base = base_command(found, rounds, folder, paper=paper)
+    words = [word for pattern in patterns for word in ("--only", pattern)]
+    if seeds is not None:
+        words += ["--seeds", seeds if isinstance(seeds, str) else ",".join(map(str, seeds))]
+    command = f"{base} {shlex.join(words)}".rstrip()
+    known = Evidence.read(Path(out))
+    study = _Study(found, planned, chosen, known, Path(out), command, base)
     place = (Path(runs) if runs is not None else FOLDER / "runs") / found.protocol.name
     study.take_over(place)
     if not pages:
@@ -92,6 +97,7 @@ class _Study:
     known: Evidence
     out: Path
     command: str
+    base: str
     digests: Mapping[str, str] = attrs.field(init=False)  # of the settings, by cell
     metrics: Mapping[str, set[tuple[str, str]]] = attrs.field(init=False)  # shown, by cell
 
@@ -212,18 +218,36 @@ class _Study:
         asked = {plain_command(cell.command(seed)) for cell in planned for seed in seeds}
         failures = {c: reason for c, reason in self.known.failures.items() if c in asked}
         done = tuple(used.values())
-        return Reproduction(table, tuple(cells), claims, done, failures, self.command)
+        return Reproduction(table, tuple(cells), claims, done, failures, self.command, self.base)
 
 
-def standing_of_tables() -> list[tuple[Table, int, int, list[str]]]:
-    """Return each installed table with its runnable and all cells, and why others are not."""
+@attrs.frozen
+class Available:
+    """How many of a table's cells can be run here, and how many of these on stand-in data.
+
+    `reasons` names each data set and method that is absent, with the next step.
+    """
+
+    table: Table
+    here: int
+    stand_ins: int
+    cells: int
+    reasons: tuple[str, ...]
+
+
+def available_tables() -> list[Available]:
+    """Return what can be run here of each installed table."""
     listed = []
     for name in table_names():
         table = read_table(name)
         planned = plan(table)
+        reasons: dict[str, str] = {}
+        for one in planned:
+            if one.why:
+                reasons.setdefault(one.why.partition(";")[0], one.why)
         here = sum(one.cell is not None for one in planned)
-        reasons = dict.fromkeys(one.why.partition(";")[0] for one in planned if one.why)
-        listed.append((table, here, len(planned), [*reasons]))
+        stand_ins = sum(bool(one.stand_in) for one in planned)
+        listed.append(Available(table, here, stand_ins, len(planned), (*reasons.values(),)))
     return listed
 
 

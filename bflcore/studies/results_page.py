@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -66,7 +67,8 @@ def _fact(one: Compared) -> dict[str, Any]:
         "rounds": planned.rounds if planned.cell else None,
         "cell": planned.cell.name if planned.cell else None,
         "stand-in": planned.stand_in,
-        "not here": planned.why,
+        "not here": "" if planned.cell else planned.why,
+        "stand-in because": planned.why if planned.cell else "",
         "note": planned.row.note(planned.column.name) if one.is_exception else "",
     }
     return {name: value for name, value in values.items() if value not in (None, "")}
@@ -147,8 +149,9 @@ def _column(found: Reproduction, column: Column) -> Iterator[str]:
     printed = any(one.paper is not None for one in cells)
     yield f"## {column.name}: {column.metric.title}"
     yield ""
-    for stand_in in dict.fromkeys(one.planned.stand_in for one in cells if one.planned.stand_in):
-        yield f"Not the paper's data, which are not here, but {stand_in}."
+    stand_ins = ((one.planned.stand_in, one.planned.why) for one in cells if one.planned.stand_in)
+    for stand_in, why in dict.fromkeys(stand_ins):
+        yield f"Not the paper's data, but {stand_in} ({why})."
         yield ""
     if printed and not all(one.planned.comparable for one in cells):
         yield "Nothing is compared with the printed numbers."
@@ -186,7 +189,7 @@ def _not_here(found: Reproduction) -> Iterator[str]:
     """Yield the cells without numbers, with what would give them."""
     absent: dict[str, list[str]] = {}
     for one in found.cells:
-        if one.planned.why:
+        if one.planned.cell is None:
             absent.setdefault(one.planned.why, []).append(one.planned.column.name)
     due: dict[str, list[str]] = {column.name: [] for column in found.table.columns}
     for one in found.cells:
@@ -200,11 +203,8 @@ def _not_here(found: Reproduction) -> Iterator[str]:
     for why, columns in absent.items():
         yield f"* {', '.join(dict.fromkeys(columns))}: {why}"
     for name, rows in due.items():
-        pattern = f"'{name}'" if " " in name else name
-        yield (
-            f"* {name}, {', '.join(rows)}: can be run here: "
-            f"`bfl reproduce {found.table.name} --only {pattern}`"
-        )
+        command = f"{found.base} --only {shlex.quote(name)}"
+        yield f"* {name}, {', '.join(rows)}: can be run here: `{command}`"
     for command, reason in found.failures.items():
         yield f"* failed: `{command}`: {reason}"
     yield ""

@@ -54,11 +54,17 @@ def test_a_table_is_printed_and_written(capsys, tmp_path):
 
 
 def test_without_a_table_all_tables_are_listed(capsys, monkeypatch):
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data == "cifar10")
+    monkeypatch.setattr(
+        planning,
+        "missing",
+        lambda data, folder=None: f"{data} is not here" if data == "cifar10" else "",
+    )
     code, out, _ = call(capsys)
     assert code == 0
     assert "fedsi.table1  Accuracy" in out
-    assert "    48 of 72 cells can be run here\n    cifar10 is not here\n" in out
+    step = "get it with: bfl reproduce fedsi.table1 --only cifar10-small --download"
+    assert f"    48 of 72 cells can be run here\n    cifar10 is not here; {step}\n" in out
+    assert "    20 of 20 cells can be run here (20 on stand-in data)\n" in out
     _, out, _ = call(capsys, "--json")
     assert {"bpfed.table1", "tdamp.figures"} <= {one["table"] for one in json.loads(out)}
 

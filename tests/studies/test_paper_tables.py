@@ -57,7 +57,9 @@ def test_every_table_that_the_papers_print_is_there():
 @pytest.mark.parametrize("name", table_names())
 @pytest.mark.parametrize("absent", [False, True], ids=["all data here", "no data here"])
 def test_every_cell_of_every_table_is_a_valid_run(name, absent, monkeypatch):
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: absent)
+    monkeypatch.setattr(
+        planning, "missing", lambda data, folder=None: f"{data} is not here" if absent else ""
+    )
     table = read_table(name)
     for paper in (False, True):
         planned = planning.plan(table, paper=paper)
@@ -71,7 +73,7 @@ def test_every_cell_of_every_table_is_a_valid_run(name, absent, monkeypatch):
 
 @pytest.mark.parametrize("name", table_names())
 def test_a_cell_has_one_name_per_setting(name, monkeypatch):
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: False)
+    monkeypatch.setattr(planning, "missing", lambda data, folder=None: "")
     found = {}
     for one in planning.plan(read_table(name)):
         settings = (one.cell.method, dict(one.cell.flags), dict(one.cell.options))

@@ -10,7 +10,7 @@ from bflcore.experiments.integrity import read_json, write_json
 from bflcore.registry.loading import load_registry
 from bflcore.studies import plan as planning
 from bflcore.studies import reproduce as module
-from bflcore.studies.reproduce import reproduce, standing_of_tables
+from bflcore.studies.reproduce import available_tables, reproduce
 from bflcore.studies.results import Results
 
 TINY = """
@@ -82,7 +82,11 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "absent", lambda data, folder=None: data == "emnist")
+        patch.setattr(
+            planning,
+            "missing",
+            lambda data, folder=None: f"{data} is not here" if data == "emnist" else "",
+        )
         places = {"out": folder / "out", "runs": folder / "runs"}
         return folder, reproduce(folder / "tiny.toml", jobs=1, **places)
 
@@ -91,7 +95,11 @@ def finished(tmp_path_factory):
 def tiny(tmp_path, monkeypatch):
     path = tmp_path / "tiny.toml"
     path.write_text(TINY, encoding="utf-8")
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data == "emnist")
+    monkeypatch.setattr(
+        planning,
+        "missing",
+        lambda data, folder=None: f"{data} is not here" if data == "emnist" else "",
+    )
     places = {"out": tmp_path / "out", "runs": tmp_path / "runs", "jobs": 1}
     return lambda *only, **given: reproduce(path, only, **(places | given))
 
@@ -130,7 +138,9 @@ def test_a_table_is_run_and_written_beside_the_papers_numbers(finished):
     assert f"| {sum(ours) / 2:.2f} ± " in page
     assert "* **fedavg, digits**" in page
     assert "One round." in page
-    assert "* letters: emnist is not here; get it with: bfl reproduce tiny --only letters" in page
+    name = folder / "tiny.toml"
+    assert f"* letters: emnist is not here; get it with: bfl reproduce {name} --only lett" in page
+    assert f"\nbfl reproduce {name}\n" in page
     record = json.loads((folder / "out/tiny.json").read_text())
     assert len(record["runs"]) == 4  # two methods, two seeds; both columns show the same runs
     assert record["environments"][0]["versions"]["torch"]
@@ -145,7 +155,8 @@ def test_a_second_time_nothing_is_run_even_without_the_run_directories(
     again = tiny()
     assert asked == []
     assert [one.ours for one in again.cells] == [one.ours for one in found.cells]
-    assert (tmp_path / "out/tiny.md").read_text() == (folder / "out/tiny.md").read_text()
+    pages = [(place / "out/tiny.md").read_text() for place in (tmp_path, folder)]
+    assert pages[0].replace(str(tmp_path), str(folder)) == pages[1]
 
 
 def test_the_command_that_is_printed_repeats_the_run(finished):
@@ -274,6 +285,15 @@ def test_only_selects_rows_and_columns(tiny, asked):
     assert asked == []  # the data are not here
 
 
+def test_the_page_says_what_was_given_and_how_to_run_the_rest(tiny, asked, tmp_path):
+    given = {"seeds": [0, 2], "rounds": 2, "data_dir": tmp_path}
+    tiny("alone,fedavg", "digits", **given)
+    page = (tmp_path / "out/tiny.md").read_text()
+    base = f"bfl reproduce {tmp_path}/tiny.toml --rounds 2 --data-dir {tmp_path}"
+    assert f"```\n{base} --only alone --only fedavg --only digits --seeds 0,2\n```" in page
+    assert f"`{base} --only 'digits ECE'`" in page
+
+
 def test_other_rounds_are_other_runs(tiny, asked):
     tiny("fedavg", seeds="0", rounds=2)
     tiny("fedavg", seeds="0", paper=True)
@@ -352,11 +372,18 @@ def test_a_damaged_record_is_refused(finished, tiny, tmp_path):
 
 
 def test_installed_tables_are_listed_with_what_can_be_run_here(monkeypatch):
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data != "mnist5k")
-    listed = {table.name: (here, of, why) for table, here, of, why in standing_of_tables()}
-    assert listed["fedsi.table1"] == (
-        12,
-        72,
-        ["mnist is not here", "fashion-mnist is not here", "cifar10 is not here"],
+    monkeypatch.setattr(
+        planning,
+        "missing",
+        lambda data, folder=None: f"{data} is not here" if data != "mnist5k" else "",
     )
-    assert listed["superfed.table2"][0] == 0
+    listed = {one.table.name: one for one in available_tables()}
+    one = listed["fedsi.table1"]
+    assert (one.here, one.stand_ins, one.cells) == (12, 12, 72)
+    step = "get it with: bfl reproduce fedsi.table1 --only"
+    assert one.reasons == (
+        f"mnist is not here; {step} mnist-small --download",
+        f"fashion-mnist is not here; {step} fashion-mnist-small --download",
+        f"cifar10 is not here; {step} cifar10-small --download",
+    )
+    assert listed["superfed.table2"].here == 0

@@ -18,13 +18,15 @@ def reproduction(values, *, stand_in="", note="", failures=None):
     for row in table.rows:
         noted = attrs.evolve(row, notes={column.name: note} if note else {})
         cell = Cell(f"{row.name}_x", row.recipe.method, {"rounds": 30})
-        planned = Planned(noted, column, cell, 30, stand_in)
+        why = "mnist is not here" if stand_in else ""
+        planned = Planned(noted, column, cell, 30, stand_in, why=why)
         cells.append(compared(planned, values.get(row.name, {}), (0, 1), 89.68))
     why = "cifar10 is not here; get it with: bfl reproduce fedsi.table1 --only x --download"
     cells.append(
         compared(Planned(table.rows[0], table.column("cifar10-small"), why=why), {}, (0, 1), None)
     )
-    return Reproduction(table, tuple(cells), (), (), failures or {}, "bfl reproduce fedsi.table1")
+    command = "bfl reproduce fedsi.table1"
+    return Reproduction(table, tuple(cells), (), (), failures or {}, command, command)
 
 
 def rows_of(text, first):
@@ -69,7 +71,7 @@ def test_a_page_without_exceptions_says_so():
 
 def test_stand_in_data_are_named_beside_the_numbers_and_among_the_reasons():
     text = page(reproduction({"fedsi": {0: 0.5}}, stand_in="mnist5k, a part"))
-    assert "Not the paper's data, which are not here, but mnist5k, a part." in text
+    assert "Not the paper's data, but mnist5k, a part (mnist is not here)." in text
     assert "(-38.41). Not the paper's data: mnist5k, a part." in text
 
 
