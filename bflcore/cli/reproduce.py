@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,39 +58,58 @@ def reproduce(
     download: bool,
     pages: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Run a paper's TABLE, or what is missing of it, and print ours beside the paper's.
 
     Without TABLE, list the tables and how many of their cells can be run with the data and the
-    methods that are installed. TABLE may also be a file .toml of the same form.
+    methods that are installed. TABLE may also be a file .toml of the same form. The same command
+    continues what was interrupted or has failed.
     """
+    from bflcore.cli.execution import Ended, tidy_end
+    from bflcore.cli.sweep import show_standing
     from bflcore.studies.reproduce import FOLDER
     from bflcore.studies.reproduce import reproduce as run
     from bflcore.studies.results_page import facts, page
 
     if table is None:
         _list_tables(as_json=as_json)
-        return
-    folder = out or FOLDER
-    found = run(
-        table,
-        only,
-        seeds=seeds,
-        rounds=rounds,
-        paper=paper,
-        jobs=jobs,
-        out=folder,
-        runs=runs,
-        data_dir=data_dir,
-        download=download,
-        pages=pages,
-        progress=_show,
-    )
+        return 0
+    folder, kept, silent, failed = out or FOLDER, runs or FOLDER / "runs", as_json or pages, 0
+    try:
+        with tidy_end(), show_standing(kept, silent) as show:
+
+            def progress(at: Standing) -> None:
+                nonlocal failed
+                failed = at.failed
+                show(at)
+
+            found = run(
+                table,
+                only,
+                seeds=seeds,
+                rounds=rounds,
+                paper=paper,
+                jobs=jobs,
+                out=folder,
+                runs=runs,
+                data_dir=data_dir,
+                download=download,
+                pages=pages,
+                progress=progress,
+            )
+    except KeyboardInterrupt as error:
+        click.echo("interrupted. Continue with the same command", err=True)
+        number = error.args[0] if isinstance(error, Ended) else signal.SIGINT
+        raise click.exceptions.Exit(128 + number) from None
     if as_json:
         click.echo(json.dumps(facts(found), indent=2))
-        return
-    click.echo(page(found))
-    click.echo(f"page: {folder / found.table.name}.md")
+    else:
+        click.echo(page(found))
+        click.echo(f"page: {folder / found.table.name}.md")
+    if failed:
+        what = "1 run" if failed == 1 else f"{failed} runs"
+        click.echo(f"{what} failed; the same command tries again", err=True)
+    return 1 if failed else 0
 
 
 def _list_tables(*, as_json: bool) -> None:
@@ -118,15 +138,6 @@ def _list_tables(*, as_json: bool) -> None:
         click.echo(f"    {one.here} of {one.cells} cells can be run here{stand_ins}")
         for reason in one.reasons:
             click.echo(f"    {reason}")
-
-
-def _show(standing: Standing) -> None:
-    """Print one line per run that has ended."""
-    if not standing.ended:
-        return
-    left = "" if standing.left is None else f", about {standing.left / 60:.0f} min left"
-    failed = f" FAILED: {standing.reason}" if standing.reason else ""
-    click.echo(f"{standing.done}/{standing.total} {standing.ended}{failed}{left}", err=True)
 
 
 commands = (reproduce,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -140,10 +141,12 @@ class _Study:
         progress: Callable[[Standing], None],
     ) -> None:
         """Run what is not known of the cells; after each run, write what is known."""
-        for due, seeds in self._batches(cells):
-            ended = partial(self._show, progress, {cell.name: cell for cell in due}, folder)
-            done = execute(due, seeds, folder, jobs=jobs, progress=ended)
-            self.known.add(done)
+        batches = self._batches(cells)
+        whole = _Whole(progress, sum(len(due) * len(seeds) for due, seeds in batches))
+        for due, seeds in batches:
+            ended = partial(self._show, whole.show, {cell.name: cell for cell in due}, folder)
+            self.known.add(execute(due, seeds, folder, jobs=jobs, progress=ended))
+            whole.before, whole.failed_before = whole.done, whole.failed
 
     def _batches(self, cells: Sequence[Cell]) -> list[tuple[list[Cell], list[int]]]:
         """Return the cells whose runs are not known, with the seeds that lack the same of them.
@@ -219,6 +222,31 @@ class _Study:
         failures = {c: reason for c, reason in self.known.failures.items() if c in asked}
         done = tuple(used.values())
         return Reproduction(table, tuple(cells), claims, done, failures, self.command, self.base)
+
+
+@attrs.define
+class _Whole:
+    """How far all batches of runs are together, told as if they were one study."""
+
+    progress: Callable[[Standing], None]
+    total: int
+    done: int = 0
+    failed: int = 0
+    before: int = 0  # done in earlier batches
+    failed_before: int = 0
+    ended: int = 0
+    began: float = attrs.field(factory=time.monotonic)
+
+    def show(self, at: Standing) -> None:
+        """Tell how far all are, given how far the present batch is."""
+        begins = not at.running and not at.ended
+        self.done, self.failed = self.before + at.done, self.failed_before + at.failed
+        self.ended += bool(at.ended)
+        each = (time.monotonic() - self.began) / self.ended if self.ended else None
+        left = None if each is None else each * (self.total - self.done)
+        if not (begins and self.before):
+            counts = self.done, self.total, self.failed
+            self.progress(Standing(*counts, at.running, left, at.ended, at.reason))
 
 
 @attrs.frozen

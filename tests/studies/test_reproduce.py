@@ -10,6 +10,7 @@ from bflcore.experiments.integrity import read_json, write_json
 from bflcore.registry.loading import load_registry
 from bflcore.studies import plan as planning
 from bflcore.studies import reproduce as module
+from bflcore.studies.execution import Standing
 from bflcore.studies.reproduce import available_tables, reproduce
 from bflcore.studies.results import Results
 
@@ -320,6 +321,28 @@ def test_an_interrupted_table_continues_to_the_same_numbers(finished, tiny, tmp_
     found = tiny("fedavg", progress=lambda standing: began.append(standing.ended))
     assert [name for name in began if name] == ["fedavg_digits_1r/seed-1"]
     assert of(found, "fedavg", "digits").ours == of(whole, "fedavg", "digits").ours
+
+
+def test_all_batches_are_told_as_one(finished, tiny, tmp_path, monkeypatch):
+    shutil.copytree(finished[0] / "out", tmp_path / "out")
+
+    def fail(cells, seeds, *_, progress, **__):
+        names = [f"{cell.name}/seed-{seed}" for cell in cells for seed in seeds]
+        progress(Standing(0, len(names), 0, ()))
+        for done, name in enumerate(names, 1):
+            progress(Standing(done, len(names), done, (), 99.0, name, "no"))
+        return Results(tuple(cells), tuple(seeds), ())
+
+    monkeypatch.setattr(module, "execute", fail)
+    record = tmp_path / "out/tiny.json"
+    values = read_json(record)
+    values["runs"] = [run for run in values["runs"] if run["seed"] or "none" in run["command"]]
+    write_json(record, values)
+    seen = []
+    tiny(seeds="0,1,7", progress=seen.append)  # of seed 0 one cell is due, of seed 7 two
+    assert [(at.done, at.failed, at.total) for at in seen] == [(n, n, 3) for n in range(4)]
+    assert seen[0].left is None
+    assert [seen[1].left > 0, seen[-1].left] == [True, 0]
 
 
 def test_the_page_shows_each_run_as_soon_as_it_has_ended(tiny, tmp_path, monkeypatch):
