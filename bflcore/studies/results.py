@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from bflcore.errors import RunError
+from bflcore.errors import RunError, unknown
 from bflcore.experiments.environment import machine
 from bflcore.experiments.integrity import read_json, write_json
 from bflcore.studies.cells import Cell
@@ -85,8 +85,12 @@ class Results:
     def frame(self, statistic: str = "mean") -> Any:
         """Return a pandas data frame with a row per run and a column per metric.
 
-        Raises `RunError` without pandas.
+        Where a metric lacks the statistic, its value is NaN. Raises `RunError` without pandas,
+        `OptionError` for a statistic that no metric has.
         """
+        known = {key for one in self.trials for values in one.metrics.values() for key in values}
+        if known and statistic not in known:
+            raise unknown("statistic", statistic, known)
         try:
             import pandas as pd  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
@@ -99,7 +103,7 @@ class Results:
                 **cells[one.cell].point,
                 "seed": one.seed,
                 "seconds": one.seconds,
-                **{name: values[statistic] for name, values in one.metrics.items()},
+                **{name: values.get(statistic) for name, values in one.metrics.items()},
             }
             for one in self.trials
             if not one.failure

@@ -197,6 +197,29 @@ def test_a_table_may_be_a_file(tmp_path):
         ('name = "digits"', 'name = "digit"', "unknown setting of column digit.*digits"),
         ("[[rows]]", '[[claims]]\ntext = ""\ncolumn = "x"\nrows = []\n[[rows]]', "column of a cl"),
         ("rounds = { paper = 9, here = 1 }", "rounds = { paper = 9 }", "lacks the key here"),
+        (
+            "rounds = { paper = 9, here = 1 }",
+            "rounds = 3",
+            "rounds: 3 is not allowed; allowed: a t",
+        ),
+        ("here = 1", "here = true", "here: True is not allowed; allowed: a whole number"),
+        ('seeds = "0-1"', "seeds = [0, 1]", r"seeds: \[0, 1\] is not allowed; allowed: text"),
+        ("[metrics.accuracy]", "[[metrics]]", r"write \[metrics.NAME\]"),
+        ("[[rows]]", "[rows]", r"write \[\[rows\]\]"),
+        (
+            'key = "personal.',
+            'better = "Lower"\nkey = "personal.',
+            "'Lower' is not.*lower, neither",
+        ),
+        ('key = "personal.', 'range = [0]\nkey = "personal.', "allowed: a list of 2 times a numb"),
+        (
+            "paper = [50.0]",
+            'columns = "digits"',
+            "columns: 'digits' is not allowed; .*list of text",
+        ),
+        ("paper = [50.0]", "paper = 50.0", "row fedavg has 50.0 for 1 columns"),
+        ("paper = [50.0]", "recipe = [1]", "unknown recipe of row fedavg"),
+        ('data = "digits" }', 'data = "digits" }\nstand_in = "x"', "stand_in: 'x' is not allowed"),
     ],
 )
 def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, old, new, error):

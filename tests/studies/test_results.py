@@ -6,7 +6,7 @@ import sys
 import attrs
 import pytest
 
-from bflcore import RunError
+from bflcore import OptionError, RunError
 from bflcore.experiments.integrity import write_json
 from bflcore.studies.cells import Cell
 from bflcore.studies.results import Results, collect, read_study, write_study
@@ -46,6 +46,17 @@ def test_a_frame_has_a_row_per_run():
     assert frame["personal.accuracy"].tolist() == [0.5, 0.7, 0.9, 0.8]
     assert frame["lr"].tolist()[2:] == ["0.1", "0.1"]
     assert FOUND.frame("pooled")["personal.accuracy"][0] == 1.5
+
+
+def test_a_frame_of_a_statistic_that_metrics_lack():
+    pytest.importorskip("pandas")
+    one = trial("a", 0, personal__nll=1.0, personal__brier=0.5)
+    del one.metrics["personal.brier"]["pooled"]
+    frame = Results((Cell("a", "fedavg"),), (0,), (one,)).frame("pooled")
+    assert frame["personal.nll"][0] == 2.0
+    assert frame["personal.brier"].isna().all()
+    with pytest.raises(OptionError, match="unknown statistic 'median'.*: mean, pooled, std"):
+        FOUND.frame("median")
 
 
 def test_without_pandas_a_line_says_what_to_install(monkeypatch):
