@@ -40,7 +40,9 @@ __all__ = ["commands"]
 )
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder of the data sets")
 @click.option("--download", is_flag=True, help="download data sets that are absent")
-@click.option("--pages", is_flag=True, help="write the page of the runs in TABLE.json, run nothing")
+@click.option(
+    "--pages", is_flag=True, help="write the page of the runs that are known, run nothing"
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON output")
 def reproduce(
     table: str | None,
@@ -55,75 +57,85 @@ def reproduce(
     download: bool,
     pages: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Run a paper's TABLE, or what is missing of it, and print ours beside the paper's.
 
     Without TABLE, list the tables and how many of their cells can be run with the data and the
     methods that are installed. TABLE may also be a file .toml of your own: the
-    manual's page Files that you write has its keys.
+    manual's page Files that you write has its keys. The same command
+    continues what was interrupted or has failed.
     """
+    from bflcore.cli.execution import interruptible
+    from bflcore.cli.sweep import show_standing
     from bflcore.studies.reproduce import FOLDER
     from bflcore.studies.reproduce import reproduce as run
     from bflcore.studies.results_page import facts, page
 
     if table is None:
         _list_tables(as_json=as_json)
-        return
-    folder = out or FOLDER
-    found = run(
-        table,
-        only,
-        seeds=seeds,
-        rounds=rounds,
-        paper=paper,
-        jobs=jobs,
-        out=folder,
-        runs=runs,
-        data_dir=data_dir,
-        download=download,
-        pages=pages,
-        progress=_show,
-    )
+        return 0
+    folder, kept, silent, failed = out or FOLDER, runs or FOLDER / "runs", as_json or pages, 0
+    with (
+        interruptible(lambda: "interrupted. Continue with the same command"),
+        show_standing(kept, silent) as show,
+    ):
+
+        def progress(at: Standing) -> None:
+            nonlocal failed
+            failed = at.failed
+            show(at)
+
+        found = run(
+            table,
+            only,
+            seeds=seeds,
+            rounds=rounds,
+            paper=paper,
+            jobs=jobs,
+            out=folder,
+            runs=runs,
+            data_dir=data_dir,
+            download=download,
+            pages=pages,
+            progress=progress,
+        )
     if as_json:
         click.echo(json.dumps(facts(found), indent=2))
-        return
-    click.echo(page(found))
-    click.echo(f"page: {folder / found.table.name}.md")
+    else:
+        click.echo(page(found))
+        click.echo(f"page: {folder / found.table.name}.md")
+    if failed:
+        what = "1 run" if failed == 1 else f"{failed} runs"
+        click.echo(f"{what} failed; the same command tries again", err=True)
+    return 1 if failed else 0
 
 
 def _list_tables(*, as_json: bool) -> None:
-    from bflcore.studies.reproduce import standing_of_tables
+    from bflcore.studies.reproduce import available_tables
 
-    tables = standing_of_tables()
+    tables = available_tables()
     if as_json:
         listed = [
             {
-                "table": table.name,
-                "title": table.title,
-                "source": table.source,
-                "cells": cells,
-                "runnable": here,
-                "not here": reasons,
+                "table": one.table.name,
+                "title": one.table.title,
+                "source": one.table.source,
+                "cells": one.cells,
+                "runnable": one.here,
+                "on stand-in data": one.stand_ins,
+                "not here": one.reasons,
             }
-            for table, here, cells, reasons in tables
+            for one in tables
         ]
         click.echo(json.dumps(listed, indent=2))
         return
-    for table, here, cells, reasons in tables:
-        click.echo(f"{table.name}  {table.title}")
-        click.echo(f"    {table.source}")
-        click.echo(f"    {here} of {cells} cells can be run here")
-        for reason in reasons:
+    for one in tables:
+        click.echo(f"{one.table.name}  {one.table.title}")
+        click.echo(f"    {one.table.source}")
+        stand_ins = f" ({one.stand_ins} on stand-in data)" if one.stand_ins else ""
+        click.echo(f"    {one.here} of {one.cells} cells can be run here{stand_ins}")
+        for reason in one.reasons:
             click.echo(f"    {reason}")
-
-
-def _show(standing: Standing) -> None:
-    """Print one line per run that has ended."""
-    if not standing.ended:
-        return
-    left = "" if standing.left is None else f", about {standing.left / 60:.0f} min left"
-    failed = f" FAILED: {standing.reason}" if standing.reason else ""
-    click.echo(f"{standing.done}/{standing.total} {standing.ended}{failed}{left}", err=True)
 
 
 commands = (reproduce,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ __all__ = [
     "check_settings",
     "environment",
     "is_of",
+    "machine",
     "settings_digest",
     "used_distributions",
 ]
@@ -43,10 +45,11 @@ MAY_CHANGE = ("engine", "checkpoint_every", "min_clients", "log")
 
 
 def environment(prepared: Prepared, registry: Registry) -> Record:
-    """Return versions, warnings, and digests of what determines the results."""
+    """Return versions, the machine, warnings, and digests of what determines the results."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
+        "machine": machine(),
         "torch": str(torch.__version__),
         "distributions": {d.name: d.version for d in registry.plugins},
         "warnings": caveats(prepared),
@@ -57,6 +60,20 @@ def environment(prepared: Prepared, registry: Registry) -> Record:
         },
         "sources": dict(prepared.sources),
     }
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is: system, kind of processor, and number of cores."""
+    return {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(named, "") or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
 
 
 def used_distributions(experiment: Experiment, registry: Registry) -> set[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bflcore.data.user import Arrays
     from bflcore.experiments.resolve import Experiment
 
-__all__ = ["Progress", "Standing", "duration", "execute", "resolve_cells"]
+__all__ = ["Progress", "Standing", "duration", "execute", "resolve_cells", "settings_of"]
 
 
 @attrs.frozen
@@ -125,6 +125,14 @@ def resolve_cells(cells: Sequence[Cell]) -> dict[str, Experiment]:
     Raises `BflError`, naming the cell, for the first one that is not valid.
     """
     return {name: experiment for name, (experiment, _) in _resolve(cells).items()}
+
+
+def settings_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """Return what decides each cell's results but for the seed, by the cell's name.
+
+    Raises `BflError`, naming the cell, for the first one that is not valid.
+    """
+    return {name: _settings(*resolved) for name, resolved in _resolve(cells).items()}
 
 
 def _resolve(cells: Sequence[Cell]) -> dict[str, tuple[Experiment, Table | Arrays | None]]:

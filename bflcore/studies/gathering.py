@@ -13,12 +13,18 @@ from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json
 from bflcore.report.comparison import by_settings
 from bflcore.report.reading import Run, read_run, well_formed
-from bflcore.studies.results import FILE, SETTINGS, STUDY, Results, collect, read_study
+from bflcore.studies.results import (
+    FILE,
+    SETTINGS,
+    STUDY,
+    VERSIONS,
+    Results,
+    collect,
+    read_study,
+)
 from bflcore.studies.trials import Trial, final_metrics
 
 __all__ = ["Gathered", "gather", "is_study", "read_results"]
-
-VERSIONS = ("python", "platform", "torch", "distributions")  # of a run's environment.json
 
 
 @attrs.frozen

@@ -38,15 +38,17 @@ class Compared:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's; None without one of them."""
-        return None if self.mean is None or self.paper is None else self.mean - self.paper
+        """Ours minus the paper's; None without one of them, or on data of another kind."""
+        if self.mean is None or self.paper is None or not self.planned.comparable:
+            return None
+        return self.mean - self.paper
 
     @property
     def nearer(self) -> float | None:
-        """The number of the two papers that is nearer to ours; None without one of them."""
+        """The number of the two papers that is nearer to ours; None if none can be compared."""
         printed = [number for number in (self.paper, self.other) if number is not None]
         ours = self.mean
-        if ours is None or not printed:
+        if ours is None or not printed or not self.planned.comparable:
             return None
         return min(printed, key=lambda number: abs(number - ours))
 
@@ -79,7 +81,9 @@ class Checked:
 class Reproduction:
     """A table as far as it was run: every cell beside the paper's, and the claims.
 
-    `failures` maps commands of runs that failed to the reasons; `command` is what wrote it.
+    `failures` maps commands of runs that failed to the reasons; `command` is what wrote it, `base`
+    the part of it that selects neither rows, columns nor seeds; `kept` counts the runs of other
+    settings in its record.
     """
 
     table: Table
@@ -88,6 +92,8 @@ class Reproduction:
     runs: tuple[Measured, ...]
     failures: Mapping[str, str]
     command: str
+    base: str
+    kept: int = 0
 
     @property
     def exceptions(self) -> list[Compared]:
@@ -133,7 +139,9 @@ def check(claim: Claim, table: Table, cells: Mapping[tuple[str, str], Compared])
             for seed in seeds
         ]
     )
-    half = 0.0 if gap.high is None else gap.high - gap.mean
+    if gap.high is None:
+        return Checked(claim, seeds=len(seeds), verdict="a value is not finite")
+    half = gap.high - gap.mean
     return Checked(claim, gap.mean, half, len(seeds), _verdict(claim, gap.mean, half))
 
 

@@ -14,7 +14,7 @@ several tables have in common: `settings` (data and split) and `recipes` (method
 
     title, seeds, rounds = { paper, here }, flags, options, differs     of a protocol
     [settings.NAME]                 flags, options, rounds, says,
-                                    stand_in = { flags, options, says }
+                                    stand_in = { flags, options, says, comparable }
     [recipes.NAME]                  method, flags, options, rounds, differs, without
 """
 
@@ -24,11 +24,12 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import attrs
 
 from bflcore.errors import OptionError, unknown
+from bflcore.studies.typed import build, tables, tables_by_name
 
 __all__ = [
     "Claim",
@@ -49,8 +50,8 @@ __all__ = [
 PAPERS = Path(__file__).with_name("papers")
 NOT_LEGIBLE = "n/a"  # a cell that cannot be read in the source
 SHARED = ("seeds", "rounds", "flags", "options", "differs", "settings", "recipes")
-OF_TABLE = ("title", "source", "notes", "protocol", "against")
-TABLE_KEYS = (*OF_TABLE, "metrics", "columns", "rows", "claims", *SHARED)
+OF_TABLE = ("title", "source", "notes", "against")
+TABLE_KEYS = (*OF_TABLE, "protocol", "metrics", "columns", "rows", "claims", *SHARED)
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -70,9 +71,10 @@ class Metric:
 
     key: str  # of ``summary.json``: personal.accuracy
     title: str
-    statistic: str = "mean"  # over clients: mean or std; over all samples: pooled
+    # Over clients: mean or std; over all samples: pooled.
+    statistic: Literal["mean", "std", "pooled"] = "mean"
     scale: float = 100.0
-    better: str = "higher"  # or lower, or neither
+    better: Literal["higher", "lower", "neither"] = "higher"
     places: int = 2
     margin: float = 1.0  # a difference to the paper that needs no reason
     range: tuple[float, float] = (0.0, 100.0)
@@ -80,9 +82,14 @@ class Metric:
 
 @attrs.frozen
 class StandIn:
-    """Data of which everybody has a copy, in place of data that are not here."""
+    """Data of which everybody has a copy, in place of data that are not here.
+
+    Unless they are `comparable`, nothing is compared with the printed numbers, only claims are
+    checked.
+    """
 
     says: str
+    comparable: bool = True
     flags: Values = attrs.field(factory=dict)
     options: Values = attrs.field(factory=dict)
 
@@ -171,7 +178,10 @@ class Claim:
 
 @attrs.frozen
 class Table:
-    """A table of a paper with everything that it takes to run its cells."""
+    """A table of a paper with everything that it takes to run its cells.
+
+    `given` is what ``bfl reproduce`` calls it: its name, or the path of a file.
+    """
 
     name: str
     title: str
@@ -182,6 +192,7 @@ class Table:
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     against: str = ""
+    given: str = ""
 
     def row(self, name: str) -> Row:
         """Return a row by its name."""
@@ -249,23 +260,19 @@ def read_table(name: str | Path) -> Table:
     for key in values:
         if key not in TABLE_KEYS:
             raise unknown(f"key of {where}", key, TABLE_KEYS)
-    protocol_name = values.pop("protocol", "")
-    if protocol_name:
-        shared = _load(path.parent / "protocols" / f"{protocol_name}.toml")
-        protocol = _protocol(protocol_name, shared, f"{where}: protocol {protocol_name}")
-    else:
-        shared = {key: values.pop(key) for key in SHARED if key in values}
-        protocol = _protocol(path.stem, {"title": values.get("title", ""), **shared}, where)
+    protocol = _protocol_of(path, values, where)
     metrics = {
-        key: _build(Metric, {**of, "range": tuple(of.get("range", (0.0, 100.0)))}, where)
-        for key, of in values.pop("metrics", {}).items()
+        key: build(Metric, of, f"{where}: metric {key}")
+        for key, of in tables_by_name(values, "metrics", where).items()
     }
-    columns = tuple(_column(one, protocol, metrics, where) for one in values.pop("columns", ()))
-    rows = tuple(_row(one, protocol, columns, where) for one in values.pop("rows", ()))
-    claims = tuple(_claim(one, rows, columns, where) for one in values.pop("claims", ()))
-    values["notes"] = tuple(values.get("notes", ()))
-    found = {"name": path.stem, "protocol": protocol, "columns": columns, "rows": rows}
-    return _build(Table, {**values, **found, "claims": claims}, where)
+    columns = tuple(
+        _column(one, protocol, metrics, where) for one in tables(values, "columns", where)
+    )
+    rows = tuple(_row(one, protocol, columns, where) for one in tables(values, "rows", where))
+    claims = tuple(_claim(one, rows, columns, where) for one in tables(values, "claims", where))
+    found = {"name": path.stem, "given": where, "protocol": protocol, "columns": columns}
+    own = {key: values[key] for key in OF_TABLE if key in values}
+    return build(Table, {**own, **found, "rows": rows, "claims": claims}, where)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -277,100 +284,87 @@ def _load(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} cannot be read as TOML ({error}); correct the file") from None
 
 
-def _build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a class of this module. Raises `OptionError` for unknown and missing keys."""
-    fields = {field.name: field for field in attrs.fields(cast("Any", cls))}
-    for key in values:
-        if key not in fields:
-            raise unknown(f"key of a {cls.__name__.lower()} in {where}", key, fields)
-    for key, field in fields.items():
-        if field.default is attrs.NOTHING and key not in values:
-            raise OptionError(f"{where}: a {cls.__name__.lower()} lacks the key {key}; add it")
-    return cls(**values)
+def _protocol_of(path: Path, values: Mapping[str, Any], where: str) -> Protocol:
+    """Return the protocol that a table names, or that the table itself has the keys of."""
+    if name := values.get("protocol"):
+        shared = _load(path.parent / "protocols" / f"{name}.toml")
+        return _protocol(str(name), shared, f"{where}: protocol {name}")
+    shared = {key: values[key] for key in SHARED if key in values}
+    return _protocol(path.stem, {"title": values.get("title", ""), **shared}, where)
 
 
-def _protocol(name: str, values: dict[str, Any], where: str) -> Protocol:
+def _protocol(name: str, values: Mapping[str, Any], where: str) -> Protocol:
     settings = {
-        key: _setting(key, of, f"{where}: setting {key}")
-        for key, of in values.pop("settings", {}).items()
+        key: build(Setting, {**of, "name": key}, f"{where}: setting {key}")
+        for key, of in tables_by_name(values, "settings", where).items()
     }
     recipes = {
-        key: _build(
-            Recipe, {**of, "name": key, "without": tuple(of.get("without", ()))}, f"{where}: {key}"
-        )
-        for key, of in values.pop("recipes", {}).items()
+        key: build(Recipe, {**of, "name": key}, f"{where}: {key}")
+        for key, of in tables_by_name(values, "recipes", where).items()
     }
-    parts: dict[str, Any] = {"name": name, "settings": settings, "recipes": recipes}
-    if "rounds" in values:
-        parts["rounds"] = _build(Rounds, values.pop("rounds"), where)
-    parts["differs"] = tuple(values.pop("differs", ()))
-    return _build(Protocol, {**values, **parts}, where)
-
-
-def _setting(name: str, values: dict[str, Any], where: str) -> Setting:
-    parts: dict[str, Any] = {"name": name}
-    if "stand_in" in values:
-        parts["stand_in"] = _build(StandIn, values["stand_in"], where)
-    if isinstance(values.get("rounds"), dict):
-        parts["rounds"] = _build(Rounds, values["rounds"], where)
-    return _build(Setting, {**values, **parts}, where)
+    parts = {"name": name, "settings": settings, "recipes": recipes}
+    return build(Protocol, {**values, **parts}, where)
 
 
 def _column(
-    values: dict[str, Any], protocol: Protocol, metrics: Mapping[str, Metric], where: str
+    values: Mapping[str, Any], protocol: Protocol, metrics: Mapping[str, Metric], where: str
 ) -> Column:
     name = values.get("name", "")
     setting = values.get("setting", name)
     metric = values.get("metric", next(iter(metrics), ""))
-    for kind, one, known in (
-        ("setting", setting, protocol.settings),
-        ("metric", metric, metrics),
-    ):
-        if one not in known:
-            raise unknown(f"{kind} of column {name} in {where}", one, known)
-    parts = {"name": name, "setting": protocol.settings[setting], "metric": metrics[metric]}
-    return _build(Column, {**values, **parts}, f"{where}: column {name}")
+    parts = {
+        "name": name,
+        "setting": _named(setting, protocol.settings, f"setting of column {name} in {where}"),
+        "metric": _named(metric, metrics, f"metric of column {name} in {where}"),
+    }
+    return build(Column, {**values, **parts}, f"{where}: column {name}")
+
+
+def _named(name: object, known: Mapping[str, T], what: str) -> T:
+    """Return what a name stands for. Raises `OptionError` for an unknown one."""
+    if not isinstance(name, str) or name not in known:
+        raise unknown(what, str(name), known)
+    return known[name]
 
 
 def _row(
-    values: dict[str, Any], protocol: Protocol, columns: tuple[Column, ...], where: str
+    values: Mapping[str, Any], protocol: Protocol, columns: tuple[Column, ...], where: str
 ) -> Row:
     name = values.get("name", "")
-    recipe = values.get("recipe", name)
-    if recipe not in protocol.recipes:
-        raise unknown(f"recipe of row {name} in {where}", recipe, protocol.recipes)
-    printed = values.get("paper", [])
-    if printed and len(printed) != len(columns):
+    recipe = _named(
+        values.get("recipe", name), protocol.recipes, f"recipe of row {name} in {where}"
+    )
+    parts = {"name": name, "recipe": recipe, "paper": {}}
+    row = build(Row, {**values, **parts}, f"{where}: row {name}")
+    return attrs.evolve(row, paper=_printed(values.get("paper", []), row.name, columns, where))
+
+
+def _printed(
+    numbers: object, row: str, columns: tuple[Column, ...], where: str
+) -> dict[str, float | None]:
+    """Return what the paper prints in a row, by column."""
+    if not isinstance(numbers, list) or (numbers and len(numbers) != len(columns)):
+        given = f"{len(numbers)} numbers" if isinstance(numbers, list) else repr(numbers)
         raise OptionError(
-            f"{where}: row {name} has {len(printed)} numbers for {len(columns)} columns; give one "
+            f"{where}: row {row} has {given} for {len(columns)} columns; give one "
             f'per column, or "{NOT_LEGIBLE}" for a cell that is not legible'
         )
-    paper = {}
-    for column, number in zip(columns, printed, strict=False):
+    paper: dict[str, float | None] = {}
+    for column, number in zip(columns, numbers, strict=False):
         if number != NOT_LEGIBLE and not isinstance(number, int | float):
             raise OptionError(
-                f"{where}: row {name}, column {column.name}: {number!r} is not allowed; allowed: a "
+                f"{where}: row {row}, column {column.name}: {number!r} is not allowed; allowed: a "
                 f'number, or "{NOT_LEGIBLE}"'
             )
         paper[column.name] = None if number == NOT_LEGIBLE else float(number)
-    parts = {"name": name, "recipe": protocol.recipes[recipe], "paper": paper}
-    listed = tuple(values.get("columns", ("*",)))
-    return _build(Row, {**values, **parts, "columns": listed}, f"{where}: row {name}")
+    return paper
 
 
 def _claim(
-    values: dict[str, Any], rows: tuple[Row, ...], columns: tuple[Column, ...], where: str
+    values: Mapping[str, Any], rows: tuple[Row, ...], columns: tuple[Column, ...], where: str
 ) -> Claim:
-    claim = _build(
-        Claim,
-        {
-            **values,
-            "rows": tuple(values.get("rows", ())),
-            "than_rows": tuple(values.get("than_rows", ())),
-            "than_column": values.get("than_column", values.get("column", "")),
-        },
-        f"{where}: claim",
-    )
+    other = values.get("than_column", values.get("column", ""))
+    claim = build(Claim, {**values, "than_column": other}, f"{where}: claim")
     for kind, named, known in (
         ("row", (*claim.rows, *claim.than_rows), [row.name for row in rows]),
         ("column", (claim.column, claim.than_column), [column.name for column in columns]),

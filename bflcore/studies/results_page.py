@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bflcore.studies.evidence import Measured
 from bflcore.studies.outcome import Compared, Reproduction
 from bflcore.studies.paper_tables import Column, Rounds
 
@@ -65,7 +67,8 @@ def _fact(one: Compared) -> dict[str, Any]:
         "rounds": planned.rounds if planned.cell else None,
         "cell": planned.cell.name if planned.cell else None,
         "stand-in": planned.stand_in,
-        "not here": planned.why,
+        "not here": "" if planned.cell else planned.why,
+        "stand-in because": planned.why if planned.cell else "",
         "note": planned.row.note(planned.column.name) if one.is_exception else "",
     }
     return {name: value for name, value in values.items() if value not in (None, "")}
@@ -87,7 +90,7 @@ def _rounds(rounds: Rounds) -> str:
 
 
 def _exceptions(found: Reproduction) -> Iterator[str]:
-    run = [one for one in found.cells if one.ours and one.paper is not None]
+    run = [one for one in found.cells if one.nearer is not None]
     if not run:
         return
     margins = sorted({one.planned.column.metric.margin for one in run})
@@ -146,8 +149,12 @@ def _column(found: Reproduction, column: Column) -> Iterator[str]:
     printed = any(one.paper is not None for one in cells)
     yield f"## {column.name}: {column.metric.title}"
     yield ""
-    for stand_in in dict.fromkeys(one.planned.stand_in for one in cells if one.planned.stand_in):
-        yield f"Not the paper's data, which are not here, but {stand_in}."
+    stand_ins = ((one.planned.stand_in, one.planned.why) for one in cells if one.planned.stand_in)
+    for stand_in, why in dict.fromkeys(stand_ins):
+        yield f"Not the paper's data, but {stand_in} ({why})."
+        yield ""
+    if printed and not all(one.planned.comparable for one in cells):
+        yield "Nothing is compared with the printed numbers."
         yield ""
     if column.setting.says:
         yield column.setting.says
@@ -182,7 +189,7 @@ def _not_here(found: Reproduction) -> Iterator[str]:
     """Yield the cells without numbers, with what would give them."""
     absent: dict[str, list[str]] = {}
     for one in found.cells:
-        if one.planned.why:
+        if one.planned.cell is None:
             absent.setdefault(one.planned.why, []).append(one.planned.column.name)
     due: dict[str, list[str]] = {column.name: [] for column in found.table.columns}
     for one in found.cells:
@@ -196,11 +203,8 @@ def _not_here(found: Reproduction) -> Iterator[str]:
     for why, columns in absent.items():
         yield f"* {', '.join(dict.fromkeys(columns))}: {why}"
     for name, rows in due.items():
-        pattern = f"'{name}'" if " " in name else name
-        yield (
-            f"* {name}, {', '.join(rows)}: can be run here: "
-            f"`bfl reproduce {found.table.name} --only {pattern}`"
-        )
+        command = f"{found.base} --only {shlex.quote(name)}"
+        yield f"* {name}, {', '.join(rows)}: can be run here: `{command}`"
     for command, reason in found.failures.items():
         yield f"* failed: `{command}`: {reason}"
     yield ""
@@ -229,19 +233,45 @@ def _settings(found: Reproduction) -> Iterator[str]:
 
 
 def _places(found: Reproduction) -> Iterator[str]:
-    """Yield the versions and machines of the runs."""
-    seen = dict.fromkeys(
-        f"{one.machine.get('processor', '')}, {one.machine.get('cores', '')} cores; Python "
-        f"{one.versions.get('python', '')}, torch {one.versions.get('torch', '')}"
-        for one in found.runs
-    )
-    if not seen:
-        return
-    seconds = sum(one.trial.seconds or 0 for one in found.runs)
-    yield (
-        f"{len(found.runs)} runs of {seconds / 60:.0f} minutes in all ({'; '.join(seen)}). The "
-        f"metrics of every run are in `{found.table.name}.json`."
-    )
+    """Yield the versions and machines of the runs, and what else the record holds."""
+    record = f"`{found.table.name}.json`"
+    if found.runs:
+        seen = dict.fromkeys(f"{_machine(one)}; {_versions(one)}" for one in found.runs)
+        seconds = sum(one.trial.seconds or 0 for one in found.runs)
+        yield (
+            f"{counted(len(found.runs), 'run')} of {seconds / 60:.0f} minutes in all "
+            f"({'; '.join(seen)}). The metrics of every run are in {record}."
+        )
+    if trusted := sum(not one.settings for one in found.runs):
+        yield (
+            f"For {trusted} of them the record has the command alone, without a digest of all "
+            "settings: a default that has changed since would not be noticed."
+        )
+    if found.kept:
+        verb = "is" if found.kept == 1 else "are"
+        yield f"{counted(found.kept, 'run')} of other settings {verb} kept in {record}."
+
+
+def _machine(run: Measured) -> str:
+    if not run.machine:
+        return "a machine that was not recorded"
+    return f"{run.machine.get('processor', '')}, {run.machine.get('cores', '')} cores"
+
+
+def _versions(run: Measured) -> str:
+    """Return the versions of Python, torch and bflcore, and of plugins that have another one."""
+    installed = dict(run.versions.get("distributions", {}))
+    core = installed.pop("bflcore", "")
+    others = [f"{name} {version}" for name, version in installed.items() if version != core]
+    named = [f"{name} {run.versions.get(name, '')}" for name in ("python", "torch")]
+    plugins = f" and {counted(same, 'plugin')}" if (same := len(installed) - len(others)) else ""
+    found = [named[0].capitalize(), named[1], *([f"bflcore{plugins} {core}"] if core else [])]
+    return ", ".join([*found, *others])
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things: ``1 run``, ``2 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def sentence(text: str) -> str:

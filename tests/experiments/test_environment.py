@@ -45,6 +45,13 @@ def changed(plain, other):
     return {name for name in plain if plain[name] != found[name]}
 
 
+def test_the_machine_is_noted_but_a_run_may_continue_on_another(plain):
+    machine = environment(prepared(), load_registry())["machine"]
+    assert machine.keys() == {"system", "processor", "cores"}
+    assert machine["cores"] > 0
+    assert not any("machine" in name for name in plain)
+
+
 def test_the_same_experiment_has_the_same_fingerprints(plain):
     assert changed(plain, prepared()) == set()
 

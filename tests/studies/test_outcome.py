@@ -1,3 +1,5 @@
+import math
+
 import attrs
 import pytest
 from scipy import stats
@@ -125,3 +127,19 @@ def test_a_claim_needs_all_of_its_cells_and_two_common_seeds():
     claim = Claim("", "one", ("a",), ("b",), "one")
     assert check(claim, of, cells(of, a_one=[1, 2])).verdict == "not run"
     assert check(claim, of, cells(of, a_one=[1, 2], b_one=[1])).verdict == "needs two seeds"
+
+
+def test_numbers_of_data_of_another_kind_are_not_compared():
+    one = compared(Planned(ROW, COLUMN, comparable=False), {0: 0.5}, (0,), 86.54)
+    assert (one.mean, one.paper, one.other) == (50.0, 89.68, 86.54)
+    assert (one.difference, one.nearer, one.is_exception) == (None, None, False)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_value_that_is_not_finite_decides_no_claim(value):
+    of = table()
+    found = cells(of, a_one=[value, 2, 3], b_one=[1, 1, 1])
+    for alike in (False, True):
+        checked = check(Claim("", "one", ("a",), ("b",), "one", alike, 1.0), of, found)
+        assert (checked.difference, checked.half_width, checked.seeds) == (None, None, 3)
+        assert checked.verdict == "a value is not finite"

@@ -57,7 +57,9 @@ def test_every_table_that_the_papers_print_is_there():
 @pytest.mark.parametrize("name", table_names())
 @pytest.mark.parametrize("absent", [False, True], ids=["all data here", "no data here"])
 def test_every_cell_of_every_table_is_a_valid_run(name, absent, monkeypatch):
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: absent)
+    monkeypatch.setattr(
+        planning, "missing", lambda data, folder=None: f"{data} is not here" if absent else ""
+    )
     table = read_table(name)
     for paper in (False, True):
         planned = planning.plan(table, paper=paper)
@@ -71,7 +73,7 @@ def test_every_cell_of_every_table_is_a_valid_run(name, absent, monkeypatch):
 
 @pytest.mark.parametrize("name", table_names())
 def test_a_cell_has_one_name_per_setting(name, monkeypatch):
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: False)
+    monkeypatch.setattr(planning, "missing", lambda data, folder=None: "")
     found = {}
     for one in planning.plan(read_table(name)):
         settings = (one.cell.method, dict(one.cell.flags), dict(one.cell.options))
@@ -106,6 +108,13 @@ def test_metrics_methods_and_reasons_of_a_table_exist(name):
         assert {(row, claim.column) for row in claim.rows} <= cells, claim.text
         others = {(row, claim.than_column) for row in claim.than_rows or claim.rows}
         assert others <= cells, claim.text
+
+
+@pytest.mark.parametrize("name", [n for n in table_names() if n.endswith(".figures")])
+def test_curves_without_printed_numbers_have_claims(name):
+    table = read_table(name)
+    assert not any(number for row in table.rows for number in row.paper.values())
+    assert table.claims
 
 
 def test_every_file_of_the_tables_is_packaged():
@@ -188,6 +197,29 @@ def test_a_table_may_be_a_file(tmp_path):
         ('name = "digits"', 'name = "digit"', "unknown setting of column digit.*digits"),
         ("[[rows]]", '[[claims]]\ntext = ""\ncolumn = "x"\nrows = []\n[[rows]]', "column of a cl"),
         ("rounds = { paper = 9, here = 1 }", "rounds = { paper = 9 }", "lacks the key here"),
+        (
+            "rounds = { paper = 9, here = 1 }",
+            "rounds = 3",
+            "rounds: 3 is not allowed; allowed: a t",
+        ),
+        ("here = 1", "here = true", "here: True is not allowed; allowed: a whole number"),
+        ('seeds = "0-1"', "seeds = [0, 1]", r"seeds: \[0, 1\] is not allowed; allowed: text"),
+        ("[metrics.accuracy]", "[[metrics]]", r"write \[metrics.NAME\]"),
+        ("[[rows]]", "[rows]", r"write \[\[rows\]\]"),
+        (
+            'key = "personal.',
+            'better = "Lower"\nkey = "personal.',
+            "'Lower' is not.*lower, neither",
+        ),
+        ('key = "personal.', 'range = [0]\nkey = "personal.', "allowed: a list of 2 times a numb"),
+        (
+            "paper = [50.0]",
+            'columns = "digits"',
+            "columns: 'digits' is not allowed; .*list of text",
+        ),
+        ("paper = [50.0]", "paper = 50.0", "row fedavg has 50.0 for 1 columns"),
+        ("paper = [50.0]", "recipe = [1]", "unknown recipe of row fedavg"),
+        ('data = "digits" }', 'data = "digits" }\nstand_in = "x"', "stand_in: 'x' is not allowed"),
     ],
 )
 def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, old, new, error):

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import attrs
 import pytest
 
@@ -6,7 +8,7 @@ from bflcore.errors import DataError, OptionError
 from bflcore.registry.loading import load_registry
 from bflcore.studies import plan as planning
 from bflcore.studies.paper_tables import Recipe, StandIn, read_table
-from bflcore.studies.plan import absent, fetch, plan
+from bflcore.studies.plan import base_command, fetch, missing, plan
 
 REGISTRY = load_registry()
 
@@ -20,7 +22,11 @@ def one(table, row, column, **flags):
 def here(monkeypatch):
     """Say which data sets are here."""
     there = set()
-    monkeypatch.setattr(planning, "absent", lambda data, folder=None: data not in there)
+    monkeypatch.setattr(
+        planning,
+        "missing",
+        lambda data, folder=None: f"{data} is not here" if data not in there else "",
+    )
     return there
 
 
@@ -46,7 +52,7 @@ def test_a_setting_overrides_the_recipe_which_overrides_the_protocol(here):
 
 def test_only_the_last_round_is_evaluated(here):
     here.add("fashion-mnist")
-    for rounds, number in ({}, 30), ({"rounds": 7}, 7), ({"paper": True}, 800):
+    for rounds, number in ({}, 60), ({"rounds": 7}, 7), ({"paper": True}, 800):
         planned = one("fedsi.table1", "fedper", "fashion-mnist-small", **rounds)
         assert planned.rounds == number
         assert (planned.cell.flags["rounds"], planned.cell.flags["eval_every"]) == (number, number)
@@ -55,8 +61,12 @@ def test_only_the_last_round_is_evaluated(here):
 
 def test_a_recipe_may_train_longer_but_not_longer_than_the_paper(here):
     here.add("fashion-mnist")
-    assert one("fedsi.table1", "bpfed", "fashion-mnist-small").rounds == 100
-    assert one("fedsi.table1", "bpfed", "fashion-mnist-small", paper=True).rounds == 800
+    table = read_table("fedsi.table1")
+    row = table.row("bpfed")
+    longer = attrs.evolve(row, recipe=attrs.evolve(row.recipe, rounds=100))
+    table = attrs.evolve(table, rows=(longer,))
+    assert plan(table, ["fashion-mnist-small"])[0].rounds == 100
+    assert plan(table, ["fashion-mnist-small"], paper=True)[0].rounds == 800
 
 
 def test_a_single_round_stays_single(here):
@@ -75,11 +85,43 @@ def test_data_that_are_not_here_are_replaced_by_the_stand_in(here):
     assert planned.cell.flags["test_per_class"] == 950
 
 
+def test_a_stand_in_of_another_kind_of_data_is_not_comparable(here):
+    assert one("fedsi.table1", "fedsi", "mnist-small").comparable
+    assert not one("superfed.table5", "superfed-mm", "cifar10-start-0.4").comparable
+    here.add("cifar10")
+    assert one("superfed.table5", "superfed-mm", "cifar10-start-0.4").comparable
+
+
 def test_a_cell_without_data_says_which_command_fetches_them(here):
     planned = one("fedsi.table1", "fedsi", "cifar10-small")
     assert planned.cell is None
     assert "bfl reproduce fedsi.table1 --only cifar10-small --download" in planned.why
-    assert "bfl show dataset femnist" in one("superfed.table3", "fedavg", "femnist").why
+    planned = one("fedsi.table1", "fedsi", "mnist-small", rounds=2, data_dir=Path("/a b"))
+    command = (
+        "bfl reproduce fedsi.table1 --rounds 2 --data-dir '/a b' --only mnist-small --download"
+    )
+    assert planned.cell is not None
+    assert planned.why == f"mnist is not here; get it with: {command}"
+
+
+def test_data_that_are_not_ours_to_download_say_themselves_how_to_get_them(tmp_path):
+    for name, step in (("femnist", "git clone"), ("tiny-imagenet", "curl -O")):
+        assert step in missing(name, tmp_path)
+    why = one("superfed.table3", "fedavg", "femnist", data_dir=tmp_path).why
+    assert why == missing("femnist", tmp_path)
+
+
+def test_the_command_of_a_table_calls_it_as_it_was_given(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = Path(planning.__file__).with_name("papers").joinpath("tdamp.figures.toml").read_text()
+    protocols = path.with_name("protocols")
+    protocols.mkdir()
+    source = Path(planning.__file__).with_name("papers") / "protocols/tdamp.toml"
+    (protocols / "tdamp.toml").write_text(source.read_text())
+    path.write_text(text)
+    assert base_command(read_table(path), 3, None) == f"bfl reproduce {path} --rounds 3"
+    paper = base_command(read_table("tdamp.figures"), None, None, paper=True)
+    assert paper == "bfl reproduce tdamp.figures --paper"
 
 
 def test_a_method_that_is_not_installed_does_not_stop_the_others(here):
@@ -112,10 +154,10 @@ def test_the_folder_of_the_data_reaches_the_runs_but_not_those_of_stand_ins(here
 
 
 def test_data_are_looked_for_without_waiting_for_torch(tmp_path):
-    assert absent("cifar10", tmp_path)
-    assert absent("shakespeare", tmp_path)
-    assert not absent("digits")
-    assert not absent("synthetic", tmp_path)
+    assert missing("cifar10", tmp_path) == "cifar10 is not here"
+    assert missing("shakespeare", tmp_path)
+    assert missing("digits") == ""
+    assert missing("synthetic", tmp_path) == ""
 
 
 def test_data_that_are_said_to_be_here_can_be_loaded():
@@ -123,9 +165,9 @@ def test_data_that_are_said_to_be_here_can_be_loaded():
         try:
             REGISTRY.datasets[name]().load()
         except DataError:
-            assert absent(name)
+            assert missing(name)
         else:
-            assert not absent(name)
+            assert missing(name) == ""
 
 
 def test_a_folder_with_fashion_mnist_is_seen(tmp_path, monkeypatch):
@@ -133,8 +175,8 @@ def test_a_folder_with_fashion_mnist_is_seen(tmp_path, monkeypatch):
     place = tmp_path / "FashionMNIST" / "raw"
     place.mkdir(parents=True)
     (place / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
-    assert not absent("fashion-mnist", tmp_path)
-    assert absent("fashion-mnist", place / "other")
+    assert missing("fashion-mnist", tmp_path) == ""
+    assert missing("fashion-mnist", place / "other")
 
 
 def test_an_unknown_pattern_is_refused():

@@ -6,7 +6,7 @@ import sys
 import attrs
 import pytest
 
-from bflcore import RunError
+from bflcore import OptionError, RunError
 from bflcore.experiments.integrity import write_json
 from bflcore.studies.cells import Cell
 from bflcore.studies.results import Results, collect, read_study, write_study
@@ -48,6 +48,17 @@ def test_a_frame_has_a_row_per_run():
     assert FOUND.frame("pooled")["personal.accuracy"][0] == 1.5
 
 
+def test_a_frame_of_a_statistic_that_metrics_lack():
+    pytest.importorskip("pandas")
+    one = trial("a", 0, personal__nll=1.0, personal__brier=0.5)
+    del one.metrics["personal.brier"]["pooled"]
+    frame = Results((Cell("a", "fedavg"),), (0,), (one,)).frame("pooled")
+    assert frame["personal.nll"][0] == 2.0
+    assert frame["personal.brier"].isna().all()
+    with pytest.raises(OptionError, match="unknown statistic 'median'.*: mean, pooled, std"):
+        FOUND.frame("median")
+
+
 def test_without_pandas_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(RunError, match="frame needs pandas: pip install pandas"):
@@ -87,3 +98,19 @@ def test_runs_that_are_missing_or_damaged_are_failures(tmp_path):
     assert reasons[0] == "it has not been run"
     assert "summary.json cannot be read" in reasons[1]
     assert reasons[2] == "why"
+
+
+def test_a_run_whose_environment_is_missing_or_damaged_is_a_failure(tmp_path):
+    summary = {"final": {}, "seconds": {"total": 1.0}, "bytes": {}}
+    for seed in (0, 1, 2):
+        (tmp_path / f"a/seed-{seed}").mkdir(parents=True)
+        write_json(tmp_path / f"a/seed-{seed}/summary.json", summary)
+    (tmp_path / "a/seed-1/environment.json").write_text("{")
+    here = {"torch": "2", "machine": {"cores": 3}, "warnings": ["one"]}
+    write_json(tmp_path / "a/seed-2/environment.json", here)
+    found = collect([Cell("a", "fedavg")], (0, 1, 2), tmp_path, {})
+    reasons = {one.seed: one.failure for one in found.failures}
+    assert reasons.keys() == {0, 1}
+    assert "environment.json is missing; restore the file" in reasons[0]
+    assert "environment.json cannot be read" in reasons[1]
+    assert (found.versions, found.machine) == (({"torch": "2"},), {"cores": 3})

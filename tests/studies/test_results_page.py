@@ -2,9 +2,11 @@ import attrs
 import pytest
 
 from bflcore.studies.cells import Cell
+from bflcore.studies.evidence import Measured
 from bflcore.studies.outcome import Checked, Reproduction, compared
 from bflcore.studies.paper_tables import Claim, read_table
 from bflcore.studies.plan import Planned
+from bflcore.studies.results import Trial
 from bflcore.studies.results_page import facts, line, number, page, signed, spans
 
 
@@ -16,13 +18,15 @@ def reproduction(values, *, stand_in="", note="", failures=None):
     for row in table.rows:
         noted = attrs.evolve(row, notes={column.name: note} if note else {})
         cell = Cell(f"{row.name}_x", row.recipe.method, {"rounds": 30})
-        planned = Planned(noted, column, cell, 30, stand_in)
+        why = "mnist is not here" if stand_in else ""
+        planned = Planned(noted, column, cell, 30, stand_in, why=why)
         cells.append(compared(planned, values.get(row.name, {}), (0, 1), 89.68))
     why = "cifar10 is not here; get it with: bfl reproduce fedsi.table1 --only x --download"
     cells.append(
         compared(Planned(table.rows[0], table.column("cifar10-small"), why=why), {}, (0, 1), None)
     )
-    return Reproduction(table, tuple(cells), (), (), failures or {}, "bfl reproduce fedsi.table1")
+    command = "bfl reproduce fedsi.table1"
+    return Reproduction(table, tuple(cells), (), (), failures or {}, command, command)
 
 
 def rows_of(text, first):
@@ -67,7 +71,7 @@ def test_a_page_without_exceptions_says_so():
 
 def test_stand_in_data_are_named_beside_the_numbers_and_among_the_reasons():
     text = page(reproduction({"fedsi": {0: 0.5}}, stand_in="mnist5k, a part"))
-    assert "Not the paper's data, which are not here, but mnist5k, a part." in text
+    assert "Not the paper's data, but mnist5k, a part (mnist is not here)." in text
     assert "(-38.41). Not the paper's data: mnist5k, a part." in text
 
 
@@ -111,3 +115,36 @@ def test_pieces_of_a_page():
     assert (signed(0.05, 2), signed(-0.05, 2), signed(None, 2)) == ("+0.05", "-0.05", "")
     assert (spans([0, 1, 2]), spans([0, 2]), spans([3]), spans([])) == ("0-2", "0, 2", "3", "")
     assert line("a", "b") == "| a | b |"
+
+
+def test_runs_are_named_with_their_machines_and_versions():
+    installed = {"bflcore": "2", "bfl-a": "2", "bfl-b": "2", "bfl-own": "1"}
+    versions = {"python": "3.11", "torch": "2.9", "distributions": installed}
+    trial = Trial("a", 0, "bfl run", seconds=60.0)
+    new = Measured(trial, versions, {"processor": "P", "cores": 2}, "digest")
+    old = Measured(trial, {"python": "3.11", "torch": "2.9"}, {})
+    text = page(attrs.evolve(reproduction({}), runs=(new, old), kept=1))
+    assert "2 runs of 2 minutes in all (P, 2 cores; Python 3.11, torch 2.9" in text
+    assert "bflcore and 2 plugins 2, bfl-own 1; a machine that was not recorded; Pyth" in text
+    assert "For 1 of them the record has the command alone" in text
+    assert "1 run of other settings is kept in `fedsi.table1.json`." in text
+
+
+def test_cells_that_only_the_other_paper_prints_count_among_those_that_were_run():
+    found = reproduction({"fedsi": {0: 0.80}})
+    printed = [attrs.evolve(one, paper=None) for one in found.cells]
+    text = page(attrs.evolve(found, cells=tuple(printed)))
+    assert "1 of the 1 cells that were run are worse than the (nearer) paper's" in text
+    assert "80.00 against 89.68 (-9.68)" in text
+
+
+def test_data_of_another_kind_have_neither_difference_nor_exception():
+    found = reproduction({"fedsi": {0: 0.5}}, stand_in="digits")
+    cells = [
+        attrs.evolve(one, planned=attrs.evolve(one.planned, comparable=False))
+        for one in found.cells
+    ]
+    text = page(attrs.evolve(found, cells=tuple(cells)))
+    assert "## Exceptions" not in text
+    assert rows_of(text, "fedsi") == ["| fedsi | 88.41 | 89.68 | 50.00 |  | 0 | 30 |"]
+    assert "Nothing is compared with the printed numbers." in text
