@@ -17,10 +17,10 @@ from bflcore.data.user import MEMORY, OwnData
 from bflcore.errors import DataError, OptionError
 from bflcore.experiments.description import Description
 from bflcore.experiments.rehearsal import rehearse
-from bflcore.experiments.sources import source_digests
 from bflcore.files import memory
 from bflcore.layout import Layout
 from bflcore.lazy import lazy
+from bflcore.models.digests import source_digests
 from bflcore.models.user import UserModel
 from bflcore.problem import Problem
 from bflcore.problem.likelihoods import Likelihood, default_likelihood
@@ -64,7 +64,7 @@ def prepare(experiment: Experiment, given: Table | Arrays | None = None) -> Prep
     `given` are a user's own data where Python holds them. Raises `DataError` or `OptionError`.
     """
     _device(experiment.run.device)
-    sources = source_digests(experiment, given)
+    sources = source_digests(experiment.dataset, experiment.data, experiment.model, given)
     dataset = load_dataset(experiment, given)
     experiment, notes = _with_owners(_with_absolute_paths(experiment), dataset)
     run, data = experiment.run, experiment.data

@@ -18,8 +18,8 @@ from bflcore.data.user import is_own
 from bflcore.engines.local import Local, cores
 from bflcore.errors import BflError, OptionError, RunError
 from bflcore.experiments.environment import MAY_CHANGE
-from bflcore.experiments.sources import source_digests
 from bflcore.files import make_folder, write_text, writing
+from bflcore.models.digests import source_digests
 from bflcore.registry.loading import load_registry
 from bflcore.studies.cells import Cell, check_cells
 from bflcore.studies.forecast import Check, look_ahead
@@ -151,7 +151,7 @@ def _resolve(cells: Sequence[Cell]) -> dict[str, tuple[Experiment, Table | Array
 def _settings(experiment: Experiment, own: Table | Arrays | None) -> dict[str, Any]:
     """Return what decides a cell's results but for the seed, as it is read from a file."""
     values = experiment.as_toml() | {"chunk": getattr(experiment.engine, "chunk", 0)}
-    values |= source_digests(experiment, own)
+    values |= source_digests(experiment.dataset, experiment.data, experiment.model, own)
     plain = {name: value for name, value in values.items() if name not in {*MAY_CHANGE, "seed"}}
     return _without_place(tomllib.loads(tomli_w.dumps(plain)))
 

@@ -18,7 +18,7 @@ pytestmark = needs_browser
 PROBE = """<script>addEventListener("load", () => {
   const table = document.querySelector("table.sortable");
   const column = (i) =>
-    [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[i].textContent));
+    [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[i].textContent.match(/[\\d.]+/)));
   const head = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent == "accuracy");
   const button = table.tHead.rows[0].cells[head].querySelector("button");
   button.click(); const rising = column(head); button.click();
@@ -84,6 +84,14 @@ def test_the_page_fits_sorts_and_follows_the_scheme(page, tmp_path, width, schem
     assert len(seen["pictures"]) >= 24
     assert set(seen["pictures"]) == {8}
     assert seen["fetched"] == []
+
+
+def test_numbers_are_sorted_as_such_whatever_marks_stand_before_them(page, tmp_path):
+    columns = page.partition("<thead>")[2].partition("</thead>")[0].count("<th")
+    texts = ("0.3", "<span>?</span> 0.2", "<span>≈</span> 0.1")
+    rows = "".join(f"<tr>{f'<td>{text}</td>' * columns}</tr>" for text in texts)
+    marked = re.sub(r"(<tbody>).*?(</tbody>)", rf"\1{rows}\2", page, count=1, flags=re.DOTALL)
+    assert found(marked, tmp_path, 800, LIGHT)["rising"] == [0.1, 0.2, 0.3]
 
 
 def test_a_script_that_is_not_the_pages_own_is_not_run(page, tmp_path):

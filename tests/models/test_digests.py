@@ -4,13 +4,14 @@ import numpy as np
 
 from bflcore.data.tables import Table
 from bflcore.data.user import Arrays
-from bflcore.experiments.sources import source_digests
+from bflcore.models.digests import source_digests
 from bflcore.studies.cells import Cell
 from bflcore.studies.execution import resolve_cells
 
 
 def digests(own=None, **flags):
-    return source_digests(resolve_cells([Cell("a", "fedavg", flags)])["a"], own)
+    found = resolve_cells([Cell("a", "fedavg", flags)])["a"]
+    return source_digests(found.dataset, found.data, found.model, own)
 
 
 def test_a_built_in_data_set_and_network_have_no_digest():

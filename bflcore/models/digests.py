@@ -12,13 +12,17 @@ from bflcore.data.user import MEMORY, OwnData
 from bflcore.models.user import UserModel
 
 if TYPE_CHECKING:
+    from bflcore.data.base import DataSource
     from bflcore.data.user import Arrays
-    from bflcore.experiments.resolve import Experiment
+    from bflcore.models.base import Model
+    from bflcore.options.settings import DataSettings
 
 __all__ = ["source_digests"]
 
 
-def source_digests(experiment: Experiment, own: Table | Arrays | None) -> dict[str, str]:
+def source_digests(
+    dataset: DataSource, data: DataSettings, model: Model, own: Table | Arrays | None
+) -> dict[str, str]:
     """Return digests of the user's own data (`own` where Python holds them) and own network.
 
     Settings with the same digests give the same runs. What is not there has none: a run will say
@@ -28,11 +32,10 @@ def source_digests(experiment: Experiment, own: Table | Arrays | None) -> dict[s
     if own is not None:
         columns = own.columns if isinstance(own, Table) else own.arrays
         found["content of the data"] = _of_columns(columns)
-    elif isinstance(experiment.dataset, OwnData) and experiment.data.data != MEMORY:
-        path = Path(experiment.data.data)
+    elif isinstance(dataset, OwnData) and data.data != MEMORY:
+        path = Path(data.data)
         if path.exists():
             found["content of the data"] = _of_files(path)
-    model = experiment.model
     if isinstance(model, UserModel) and model.source:
         found["content of the model's file"] = _of_files(Path(model.source))
     return found
