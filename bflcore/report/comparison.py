@@ -64,7 +64,9 @@ def by_settings(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(runs: Sequence[Run]) -> str:
-    labels = [run.label for run in runs]
+    labels, cells = [run.label for run in runs], {run.cell for run in runs}
+    if len(cells) == 1 and runs[0].cell:
+        return plain(runs[0].cell)
     if len(labels) == 1:
         return labels[0]
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*labels, strict=False))

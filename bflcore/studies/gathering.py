@@ -10,7 +10,7 @@ from bflcore.errors import RunError
 from bflcore.experiments.environment import settings_digest
 from bflcore.experiments.integrity import read_json
 from bflcore.report.reading import Run, read_run, well_formed
-from bflcore.studies.results import FILE, SETTINGS, STUDY, Results, collect, read_study
+from bflcore.studies.results import FILE, STUDY, Results, collect, read_study
 from bflcore.studies.trials import Trial, final_metrics
 
 __all__ = ["gather", "is_study", "read_results"]
@@ -56,9 +56,7 @@ def gather(
             continue
         with well_formed(run):
             alike = settings_digest({k: v for k, v in run.experiment.items() if k != "seed"})
-            within = path.resolve().parent  # a run of a study is called by its cell
-            label = within.name if (within / SETTINGS).is_file() else run.label
-            cell = cells.setdefault(alike, _free(label, found))
+            cell = cells.setdefault(alike, _free(run.cell or run.label, found))
             found.setdefault(cell, []).append(_trial(run, cell))
     if not found:
         raise RunError("; ".join(reasons) or "nothing is given to compare")

@@ -12,6 +12,7 @@ import attrs
 
 from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json, write_json
+from bflcore.report.reading import CELL
 from bflcore.studies.cells import Cell
 from bflcore.studies.comparison import Comparison, compare
 from bflcore.studies.selection import Choice, choose
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 FILE = "results.json"
-SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
+SETTINGS = CELL  # in a cell's folder: what its runs were asked to be
 STUDY = "study.json"  # cells and seeds of a study that has begun
 APART = ("run", "digest", "fingerprints", "warnings", "forced")  # of one run alone
 

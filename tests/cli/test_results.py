@@ -1,6 +1,7 @@
 """``bfl report`` and ``bfl compare``."""
 
 import json
+import shutil
 
 from .quick import QUICK
 
@@ -70,3 +71,36 @@ def test_clients_are_compared_with_what_they_reach_alone(bfl, tmp_path):
     status, _, err = bfl("compare", "seed1", "--against", alone)
     assert status == 2
     assert "cannot be compared client by client" in err
+
+
+def test_a_report_of_a_sweep_has_its_finished_runs_by_cell(bfl, tmp_path):
+    grid = ("--grid", "lr=0.001,0.05", "--seeds", "0,3", "--out", "s", "--jobs", "1", "--quiet")
+    status, _, err = bfl("sweep", "fedavg", *QUICK, *grid)
+    assert status == 0, err
+    (tmp_path / "s" / "fedavg,lr=0.05" / "seed-3" / "summary.json").unlink()
+    status, out, err = bfl("report", "s", "--out", "page.html")
+    assert (status, out) == (0, "report: page.html\n"), err
+    assert err == "left out: 1 of the 4 runs of s: not finished\n"
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>fedavg,lr=0.001/seed-0 vs fedavg,lr=0.001/seed-3 vs fedavg,lr=0.05/" in page
+    assert all(f"</i>fedavg,lr={rate}</li>" in page for rate in ("0.001", "0.05"))
+    # Beside another sweep with cells of the same names, and a run, each is told from the others.
+    shutil.copytree(tmp_path / "s", tmp_path / "t")
+    assert bfl("run", "fedavg", *QUICK, "--out", "alone", "--quiet") == (0, "", "")
+    assert bfl("report", "s/results.json", "t", "alone", "--out", "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert all(f"{name}/fedavg,lr=0.05/seed-0" in page for name in "st")
+    assert "</i>alone</li>" in page
+
+
+def test_a_report_of_a_sweep_without_a_finished_run_is_one_line(bfl, tmp_path):
+    words = ("sweep", "fedavg", *QUICK, "--seeds", "0", "--out", "s", "--jobs", "1", "--quiet")
+    assert bfl(*words)[0] == 0
+    (tmp_path / "s" / "fedavg" / "seed-0" / "summary.json").unlink()
+    status, out, err = bfl("report", "s")
+    assert (status, out) == (2, "")
+    assert err == "error: no run of s is finished; continue with: bfl sweep --resume s\n"
+    (tmp_path / "s" / "study.json").write_text("{")
+    status, _, err = bfl("report", "s")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "study.json" in err
