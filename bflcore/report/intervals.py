@@ -1,9 +1,9 @@
-"""Intervals of means and of shares, and the area under a selective-risk curve."""
+"""Intervals of means and of shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bflcore.lazy import lazy
@@ -16,7 +16,7 @@ else:
     np = lazy("numpy")
     special = lazy("scipy.special")
 
-__all__ = ["coverage_band", "half_width", "selective_risk"]
+__all__ = ["coverage_band", "half_width"]
 
 TAIL = 0.025  # outside a 95 % band, on each side
 
@@ -48,24 +48,3 @@ def coverage_band(count: int, rate: float, calibrated: int = 0) -> tuple[float, 
         below = special.bdtr(covered, count, rate)
     lower, upper = np.searchsorted(below, [TAIL, 1 - TAIL])
     return float(lower) / count, float(min(upper, count)) / count
-
-
-def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Return the area under the curve of error over coverage (AURC), and its excess.
-
-    `curve` is a retention curve: the accuracies of the fractions `retained`, which are the most
-    certain samples. Samples between two fractions are equally certain: errors are spread evenly
-    among them. The excess is over a ranking that puts all errors last, as good as possible.
-    Reference: Geifman & El-Yaniv 2017; excess: Geifman, Uziel & El-Yaniv 2019, eq. 5.
-    """
-    area = before = errors = 0.0
-    for kept, accuracy in zip(curve["retained"], curve["accuracy"], strict=True):
-        found = kept * (1 - accuracy)
-        rate = (found - errors) / (kept - before)
-        # The error at coverage c is (errors + rate (c - before)) / c.
-        area += rate * (kept - before)
-        if before:
-            area += (errors - rate * before) * math.log(kept / before)
-        before, errors = kept, found
-    best = errors + (1 - errors) * math.log1p(-errors) if errors < 1 else 1.0
-    return area, area - best

@@ -15,8 +15,9 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
+from bflcore.problem.metrics import selective_risk
 from bflcore.report import calibration, coefficients, comparison, history, samples
-from bflcore.report.intervals import half_width, selective_risk
+from bflcore.report.intervals import half_width
 from bflcore.report.reading import Run, plain, read_runs, well_formed, without_steering
 from bflcore.report.table import MEANING, final_rows, grid, row_of, turned
 
