@@ -17,8 +17,10 @@ def test_reports_and_comparisons_of_several_runs(bfl, tmp_path):
     assert json.loads(out)[0]["accuracy"] == final["personal.accuracy"]["mean"]
     assert bfl("report", "fedavg", "bpfed", "--out", "both.html")[0] == 0
     page = (tmp_path / "both.html").read_text()
-    assert page.count("<svg") == 5 + 3  # and a small picture per client
-    assert page.count("</i>fedavg</li>") == 1  # the legend
+    # With two runs in the legend, and of each client small pictures of accuracy and of NLL.
+    assert page.count("<svg") == 5 + 2 + 3 * 2
+    assert page.count('aria-label="NLL of client') == 3
+    assert page.count("</svg>fedavg</li>") == 1  # the legend
     for outside in ('src="http', 'href="http', "@import", "<script src"):
         assert outside not in page
 
@@ -83,14 +85,14 @@ def test_a_report_of_a_sweep_has_its_finished_runs_by_cell(bfl, tmp_path):
     assert err == "left out: 1 of the 4 runs of s: not finished\n"
     page = (tmp_path / "page.html").read_text()
     assert "<title>fedavg,lr=0.001/seed-0 vs fedavg,lr=0.001/seed-3 vs fedavg,lr=0.05/" in page
-    assert all(f"</i>fedavg,lr={rate}</li>" in page for rate in ("0.001", "0.05"))
+    assert all(f"</svg>fedavg,lr={rate}</li>" in page for rate in ("0.001", "0.05"))
     # Beside another sweep with cells of the same names, and a run, each is told from the others.
     shutil.copytree(tmp_path / "s", tmp_path / "t")
     assert bfl("run", "fedavg", *QUICK, "--out", "alone", "--quiet") == (0, "", "")
     assert bfl("report", "s/results.json", "t", "alone", "--out", "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text()
     assert all(f"{name}/fedavg,lr=0.05/seed-0" in page for name in "st")
-    assert "</i>alone</li>" in page
+    assert "</svg>alone</li>" in page
 
 
 def test_a_report_of_a_sweep_without_a_finished_run_is_one_line(bfl, tmp_path):
