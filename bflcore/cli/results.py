@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,44 @@ RUNS = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type
     "--landscape", is_flag=True, help="additional plot of the loss on a plane of parameters"
 )
 def report(runs: tuple[Path, ...], out: Path | None, landscape: bool) -> None:
-    """Write a self-contained report.html for one or several RUNS, finished or not."""
+    """Write a self-contained report.html for one or several RUNS, finished or not.
+
+    RUNS may be folders of sweeps, which stand for their finished runs.
+    """
     from bflcore.report import write_report
 
-    path = write_report(runs, out, landscape=landscape, left_out=_left_out)
+    path = write_report(_expanded(runs), out, landscape=landscape, left_out=_left_out)
     click.echo(f"report: {path}")
+
+
+def _expanded(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs that are meant, those of a study in its stead. Raises `RunError` if none."""
+    from bflcore.studies.gathering import is_study, read_results
+
+    found, reasons = list[Path](), list[str]()
+    for path in paths:
+        if not is_study(path):
+            found.append(path)
+            continue
+        try:
+            trials = read_results(path).trials
+        except RunError as error:
+            reasons.append(str(error))
+            continue
+        finished = [trial.path for trial in trials if trial.path and not trial.failure]
+        found += finished
+        if not finished:
+            folder = shlex.quote(str(path.parent if path.is_file() else path))
+            said = f"no run of {path} is finished; continue with: bfl sweep --resume {folder}"
+            reasons.append(said)
+        elif len(finished) < len(trials):
+            missing = len(trials) - len(finished)
+            reasons.append(f"{missing} of the {len(trials)} runs of {path}: not finished")
+    if not found:
+        raise RunError("; ".join(reasons))
+    for reason in reasons:
+        _left_out(reason)
+    return found
 
 
 @click.command("compare")

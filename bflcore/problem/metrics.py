@@ -28,6 +28,7 @@ __all__ = [
     "regression_sums",
     "reliability_diagram",
     "retention_curve",
+    "selective_risk",
     "summarise",
     "uncertainties",
 ]
@@ -169,7 +170,7 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     """Compute the metrics from their sums; undefined metrics are left out.
 
     Classification: accuracy, top5, nll, brier, entropy, aleatoric, epistemic, mutual_information,
-    ece, mce; balanced_accuracy and f1 (means over the classes that occur, f1 also over those
+    ece, mce, aurc; balanced_accuracy and f1 (means over the classes that occur, f1 also over those
     predicted); auroc (mean over the classes that some, not all, samples have). Regression: rmse,
     nmse = sum (y - prediction)^2 / sum (y - mean y)^2 (undefined if all targets are equal), nll per
     value, coverage. Out of distribution (`bflcore.problem.ood`): auroc, fpr95. Of `per_sample`:
@@ -192,6 +193,7 @@ def _classification(sums: Sums, n: float) -> dict[str, float]:
     result = {name: float(sums[name]) / n for name in MEANS if name in sums}
     result["ece"] = float(gap.sum()) / n
     result["mce"] = float((gap / sums["bin_count"].clamp_min(1)).max())
+    result["aurc"] = selective_risk(retention_curve(sums))[0]
     if "confusion" in sums:
         _, recall, _, f1 = _by_class(sums["confusion"])
         areas = ranking.auroc(sums["ranks"])
@@ -270,6 +272,29 @@ def retention_curve(sums: Sums) -> dict[str, list[float]]:
         "retained": (count[steps] / count[-1]).tolist(),
         "accuracy": (hits[steps] / count[steps]).tolist(),
     }
+
+
+def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Return the area under the curve of error over coverage (AURC), and its excess.
+
+    `curve` is a retention curve: the accuracies of the fractions `retained`, which are the most
+    certain samples. Samples between two fractions are equally certain: errors are spread evenly
+    among them. The excess is over a ranking that puts all errors last, as good as possible.
+    Reference: Geifman & El-Yaniv 2017; excess: Geifman, Uziel & El-Yaniv 2019, eq. 5.
+    """
+    area = before = errors = 0.0
+    for kept, accuracy in zip(curve["retained"], curve["accuracy"], strict=True):
+        if kept <= before:
+            continue  # a share too small to count, as only an untrue client reports
+        found = kept * (1 - accuracy)
+        rate = (found - errors) / (kept - before)
+        # The error at coverage c is (errors + rate (c - before)) / c.
+        area += rate * (kept - before)
+        if before:
+            area += (errors - rate * before) * math.log(kept / before)
+        before, errors = kept, found
+    best = errors + (1 - errors) * math.log1p(-errors) if errors < 1 else 1.0
+    return area, area - best
 
 
 def entropies(p: Tensor) -> Tensor:

@@ -9,17 +9,18 @@ from typing import Any
 
 import attrs
 
-from bflcore.report.intervals import half_width, selective_risk
+from bflcore.problem.directions import direction
+from bflcore.problem.metrics import selective_risk
+from bflcore.report.intervals import half_width
 from bflcore.report.reading import Run, by_client, plain
 from bflcore.report.statistics import Difference, holm, paired
 from bflcore.report.table import CLASSIFICATION, REGRESSION
 
 __all__ = ["Group", "by_settings", "section"]
 
-HIGHER = ("accuracy", "F1", "AUROC")  # ends of the names of metrics that are to be high
-TARGETED = ("coverage",)  # parts of the names of metrics that are to have a certain value
 BEST, EQUAL, UNPAIRED = "best", "equal", "unpaired"
 SIGNIFICANT = 0.05
+POOLED = "AURC, pooled"
 COSTS = {"seconds": "seconds", "MB up": "up", "MB down": "down"}
 SENTENCE = (
     "The last round; a heading sorts. Bold: the best of a column; ≈: not distinguishable from it "
@@ -69,7 +70,9 @@ def by_settings(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(runs: Sequence[Run]) -> str:
-    labels = [run.label for run in runs]
+    labels, cells = [run.label for run in runs], {run.cell for run in runs}
+    if len(cells) == 1 and runs[0].cell:
+        return plain(runs[0].cell)
     if len(labels) == 1:
         return labels[0]
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*labels, strict=False))
@@ -84,9 +87,11 @@ def section(runs: Sequence[Run]) -> dict[str, Any]:
     groups = by_settings(runs)
     several = any(len(group.runs) > 1 for group in groups)
     columns = CLASSIFICATION if runs[0].classifies else REGRESSION
-    table = {name: _column(groups, name, key) for name, key in columns.items()}
-    if runs[0].classifies:
-        table["AURC"] = _column(groups, "AURC", "")
+    # Runs made before the AURC was recorded have it pooled, from their curves: then all have.
+    if not all(columns.get("AURC", "") in {"", *run.summary["final"]} for run in runs):
+        columns = {(POOLED if name == "AURC" else name): key for name, key in columns.items()}
+        columns[POOLED] = ""
+    table = {name: _column(groups, key) for name, key in columns.items()}
     table = {name: cells for name, cells in table.items() if any(c["text"] for c in cells)}
     first = {"method": [_text(str(group.runs[0].summary["method"])) for group in groups]}
     if several:
@@ -111,13 +116,14 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
         yield "clients"
 
 
-def _column(groups: Sequence[Group], name: str, key: str) -> list[dict[str, Any]]:
+def _column(groups: Sequence[Group], key: str) -> list[dict[str, Any]]:
+    """Return a column's cells; without a key, of the AURC from the curves."""
     means = [_mean(group, key) for group in groups]
     known = [i for i, mean in enumerate(means) if mean is not None and math.isfinite(mean)]
     best = None
-    if len(known) > 1 and not any(part in name for part in TARGETED):
-        sign = -1 if name.endswith(HIGHER) else 1
-        best = min(known, key=lambda i: sign * (means[i] or 0.0))
+    sign = direction(key or "aurc")
+    if len(known) > 1 and sign:
+        best = max(known, key=lambda i: sign * (means[i] or 0.0))
     marks = {} if best is None else _marks(groups, best, key)
     cells = []
     for i, (group, mean) in enumerate(zip(groups, means, strict=True)):
@@ -172,7 +178,7 @@ def _values(group: Group, key: str) -> list[float]:
 
 
 def _of(run: Run, key: str) -> float | None:
-    """Return a run's final metric: the mean over clients; without a key, the AURC."""
+    """Return a run's final metric: the mean over clients; without a key, the pooled AURC."""
     if key:
         found = run.summary["final"].get(key, {}).get("mean")
         return None if found is None else float(found)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from bflcore.experiments.records import BY_CLIENT
 from bflcore.report.reading import Run
 
-__all__ = ["section"]
+__all__ = ["equal_steps", "section"]
+
+T = TypeVar("T")
 
 SHOWN = 24  # clients
+TITLES = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL"}
 WIDTH, HEIGHT = 120.0, 56.0  # of a picture, in its own units
 SENTENCE = (
-    "Each client's own model on its own test samples, by round; all pictures have the same scale."
+    "Each client's own model on its own test samples, by round; all pictures of a metric have the "
+    "same scale. Where the NLL (in nats) rises and the other metric does not get worse, a model "
+    "becomes overconfident."
 )
 ALONE = "Grey: the mean over clients. The worst clients of the last round come first."
 TOGETHER = "Numbers and order, the worst first, are those of {} in its last round."
@@ -25,44 +30,74 @@ Lines = dict[int, list[tuple[int, float]]]  # client -> (round, value)
 
 
 def section(runs: Sequence[Run], colours: Sequence[str]) -> dict[str, Any]:
-    """Return a panel per client, with a line per run; none for runs that recorded no clients.
+    """Return a panel per client, with a picture per metric and in it a line per run.
 
-    `colours` are the runs'. Only runs with the data and the partition of the first one are drawn.
+    None for runs that recorded no clients. `colours` are the runs'. Only runs with the data and the
+    partition of the first one are drawn.
     """
-    name = "accuracy" if runs[0].classifies else "rmse"
+    main = "accuracy" if runs[0].classifies else "rmse"
     alike = [run for run in runs if run is runs[0] or _same_clients(run, runs[0])]
-    found = [(run, _lines(run, name)) for run in alike]
-    found = [(run, lines) for run, lines in found if any(len(line) > 1 for line in lines.values())]
-    empty: dict[str, Any] = {"panels": [], "sentences": []}
-    if not found:
-        return empty
-    ordered = _ordered(found[0][1], worst_is_low=runs[0].classifies)
-    chosen = _spread(ordered)
-    points = [p for _, lines in found for client in chosen for p in lines.get(client, [])]
-    scale = _scale(points, fraction=name == "accuracy")
+    found = {name: [(run, _lines(run, name)) for run in alike] for name in (main, "nll")}
+    drawn = [run for run, lines in found[main] if any(len(line) > 1 for line in lines.values())]
+    if not drawn:
+        return {"panels": [], "sentences": []}
+    first = next(lines for run, lines in found[main] if run is drawn[0])
+    ordered = _ordered(first, worst_is_low=runs[0].classifies)
+    chosen = equal_steps(ordered, SHOWN)
     colour_of = {id(run): colour for run, colour in zip(runs, colours, strict=True)}
-    average = _mean_line(found[0][0], name) if len(found) == 1 else []
-    panels = []
-    for client in chosen:
-        drawn = [
-            {"colour": colour_of[id(run)], "points": _points(lines[client], scale)}
-            for run, lines in found
-            if client in lines
-        ]
-        last = found[0][1][client][-1][1]
-        panels.append({"client": runs[0].client(client), "lines": drawn, "last": f"{last:.3f}"})
+    metrics = []
+    for name, every in found.items():
+        kept = [(colour_of[id(run)], lines) for run, lines in every if any(run is d for d in drawn)]
+        average = _mean_line(drawn[0], name) if len(drawn) == 1 else []
+        if metric := _metric(name, kept, chosen, average):
+            metrics.append(metric)
     others = [run.label for run in runs if not any(run is one for one in alike)]
+    panels = [
+        {
+            "client": runs[0].client(client),
+            "pictures": [one["pictures"][i] for one in metrics],
+        }
+        for i, client in enumerate(chosen)
+    ]
+    rounds = [number for client in chosen for number, _ in first[client]]
     return {
         "panels": panels,
-        "mean": _points(average, scale) if average else "",
-        "metric": name if name == "accuracy" else "RMSE",
-        "low": f"{scale[2]:.2g}",
-        "high": f"{scale[3]:.2g}",
-        "first": scale[0],
-        "final": scale[1],
+        "metrics": metrics,
+        "first": min(rounds),
+        "final": max(rounds),
         "width": WIDTH,
         "height": HEIGHT,
-        "sentences": _sentences(found[0][0], bool(average), len(chosen), len(ordered), others),
+        "sentences": _sentences(drawn[0], len(drawn) == 1, len(chosen), len(ordered), others),
+    }
+
+
+def _metric(
+    name: str,
+    runs: Sequence[tuple[str, Lines]],
+    chosen: Sequence[int],
+    average: Sequence[tuple[int, float]],
+) -> dict[str, Any] | None:
+    """Return a metric's scale and its picture of each client; None where nothing is recorded."""
+    points = [point for _, lines in runs for client in chosen for point in lines.get(client, [])]
+    if not points:
+        return None
+    scale = _scale(points, fraction=name == "accuracy")
+    pictures = []
+    for client in chosen:
+        known = [(colour, lines[client]) for colour, lines in runs if client in lines]
+        pictures.append(
+            {
+                "metric": TITLES[name],
+                "lines": [{"colour": c, "points": _points(line, scale)} for c, line in known],
+                "mean": _points(average, scale) if average else "",
+                "last": f"{known[0][1][-1][1]:.3f}" if known else "",
+            }
+        )
+    return {
+        "name": TITLES[name],
+        "low": f"{scale[2]:.2g}",
+        "high": f"{scale[3]:.2g}",
+        "pictures": pictures,
     }
 
 
@@ -103,12 +138,12 @@ def _ordered(lines: Lines, *, worst_is_low: bool) -> list[int]:
     return sorted(lines, key=lambda client: (sign * lines[client][-1][1], client))
 
 
-def _spread(ordered: Sequence[int]) -> list[int]:
-    """Return some of the clients in equal steps, the first and the last among them."""
-    if len(ordered) <= SHOWN:
-        return list(ordered)
-    step = (len(ordered) - 1) / (SHOWN - 1)
-    return [ordered[round(i * step)] for i in range(SHOWN)]
+def equal_steps(items: Sequence[T], most: int) -> list[T]:
+    """Return some of the items in equal steps, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    step = (len(items) - 1) / (most - 1)
+    return [items[round(i * step)] for i in range(most)]
 
 
 def _scale(points: Sequence[tuple[int, float]], *, fraction: bool) -> tuple[int, int, float, float]:

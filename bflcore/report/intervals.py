@@ -1,9 +1,9 @@
-"""Intervals of means and of shares, and the area under a selective-risk curve."""
+"""Intervals of means and of shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bflcore.lazy import lazy
@@ -16,7 +16,7 @@ else:
     np = lazy("numpy")
     special = lazy("scipy.special")
 
-__all__ = ["Band", "coverage_band", "half_width", "selective_risk"]
+__all__ = ["Band", "coverage_band", "half_width"]
 
 TAIL = 0.025  # outside a 95 % band, on each side
 
@@ -59,24 +59,3 @@ def coverage_band(count: int, rate: float, calibrated: int | None = None) -> Ban
     high = min(high, count)
     below = until[low - 1] if low else 0.0
     return Band(low / count, high / count, float(below), max(0.0, 1 - float(until[high])))
-
-
-def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Return the area under the curve of error over coverage (AURC), and its excess.
-
-    `curve` is a retention curve: the accuracies of the fractions `retained`, which are the most
-    certain samples. Samples between two fractions are equally certain: errors are spread evenly
-    among them. The excess is over a ranking that puts all errors last, as good as possible.
-    Reference: Geifman & El-Yaniv 2017; excess: Geifman, Uziel & El-Yaniv 2019, eq. 5.
-    """
-    area = before = errors = 0.0
-    for kept, accuracy in zip(curve["retained"], curve["accuracy"], strict=True):
-        found = kept * (1 - accuracy)
-        rate = (found - errors) / (kept - before)
-        # The error at coverage c is (errors + rate (c - before)) / c.
-        area += rate * (kept - before)
-        if before:
-            area += (errors - rate * before) * math.log(kept / before)
-        before, errors = kept, found
-    best = errors + (1 - errors) * math.log1p(-errors) if errors < 1 else 1.0
-    return area, area - best

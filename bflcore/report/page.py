@@ -15,15 +15,17 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.files import write_text
 from bflcore.lazy import lazy
+from bflcore.problem.metrics import selective_risk
 from bflcore.report import calibration, coefficients, comparison, history, samples
-from bflcore.report.intervals import half_width, selective_risk
+from bflcore.report.intervals import half_width
 from bflcore.report.reading import Run, plain, read_runs, well_formed, without_steering
+from bflcore.report.statistics import mean
 from bflcore.report.table import MEANING, final_rows, grid, row_of, turned
 
 if TYPE_CHECKING:
-    from bflcore.report import plots
-else:
-    plots = lazy("bflcore.report.plots")  # importing matplotlib takes half a second
+    from bflcore.report import group_plots, plots
+else:  # importing matplotlib takes half a second
+    group_plots, plots = map(lazy, ("bflcore.report.group_plots", "bflcore.report.plots"))
 
 __all__ = ["render_page", "write_report"]
 
@@ -39,6 +41,38 @@ TILES = {
     "OOD AUROC": "ood.auroc",
 }
 LONGEST = 200  # rows of a table of clients: the page stays below 2 MB
+# What pictures of groups show.
+BAND = "Of several seeds: their mean, and a band from the lowest to the highest seed."
+MODELS_ALONE = (
+    "Means over clients. Solid: each client's own model; dashed: the server's model; dotted: "
+    "validation samples."
+)
+MODELS = "Means over clients, in a row per model."
+RELIABLE = (
+    "Personal models, pooled over all clients' test samples and over seeds. The dotted diagonal is "
+    "perfect calibration; colours as above."
+)
+RELIABLE_MANY = (
+    "Personal models, pooled over all clients' test samples. So many reliability diagrams cannot "
+    "be told apart: each run's is in its own report. Instead, the calibration error, and how far "
+    "confidence exceeds accuracy (right of 0: overconfident), mean over seeds, with a bar from the "
+    "lowest to the highest."
+)
+COVERS = (
+    "The share of a client's targets that lie within the predictive intervals of 50, 90 and 95 %, "
+    "mean over clients; on the dotted line it is as large as it should be. Below: overconfident. "
+    "Grey, of a single run: each client."
+)
+COVERS_MANY = (
+    "The share of a client's targets that lie within the predictive intervals of 50, 90 and 95 %, "
+    "mean over clients and seeds, with a bar from the lowest seed to the highest; on the dotted "
+    "line it is as large as it should be. Left of it: overconfident."
+)
+SELECTIVE = (
+    "Accuracy and error on the samples that are left when the most uncertain are rejected, pooled "
+    "over all clients' test samples."
+)
+IDEAL = "Dotted: a ranking that rejects all errors first."
 EXPLAINED = {
     "ECE": "expected calibration error: how far confidence is from accuracy, averaged over bins of "
     "confidence. 0 is best; few samples make it larger.",
@@ -101,10 +135,13 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
     environment.filters["themed"] = themed
     script = environment.get_template("report.js.j2").render()
     evaluated = [run for run in runs if run.tested]
-    classified = evaluated if runs[0].classifies else []
-    detailed = list(runs[:DETAILED])
-    compared = [run for run in detailed if run.tested and "ood" in run.evaluation]
+    classifies = bool(evaluated) and runs[0].classifies
     groups = comparison.by_settings(runs)
+    detailed = _detailed(runs, groups)
+    styles = [plots.line_style(place) for place in range(len(groups))]
+    styled = list(zip(groups, styles, strict=True))
+    colours = {id(run): style["color"] for group, style in styled for run in group.runs}
+    compared = [run for run in detailed if run.tested and "ood" in run.evaluation]
     names = " vs ".join(run.label for run in runs)
     content = {
         "title": names if len(runs) < 4 else f"{len(runs)} runs",
@@ -112,11 +149,13 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         "script": script,
         "several": len(runs) > 1,
         "runs": [_details(run) for run in detailed],
-        "shortened": _shortened(runs),
+        "shortened": _shortened(runs, detailed),
         "legend": [
-            {"label": group.label, "colour": themed(plots.colour_of(runs, group.runs[0]))}
-            for group in groups
+            {"label": group.label, "colour": themed(style["color"])}
+            | {"dashes": plots.DASHES[style["ls"]]}
+            for group, style in styled
         ],
+        "said": _said(groups, classifies=classifies),
         "meaning": MEANING,
         "tiles": _tiles(runs[0]),
         "comparison": comparison.section(runs),
@@ -124,12 +163,15 @@ def render_page(runs: Sequence[Run], landscapes: Sequence[dict[str, Any]] = ()) 
         "pooled": _upright([row_of(run, "pooled") for run in runs]),
         "best": _upright([_best(run) for run in evaluated]),
         "chosen": dict.fromkeys(_chosen(run) for run in evaluated),
-        "learning_curves": plots.learning_curves(runs) if evaluated else "",
-        "history": history.section(runs, [themed(plots.colour_of(runs, run)) for run in runs]),
-        "reliability": plots.reliability(runs) if classified else "",
-        "retention": plots.retention(runs) if classified else "",
-        "risk": _table([_risk(run) for run in classified]),
-        "ood": [{"label": run.label, "svg": plots.scores(runs, run)} for run in compared],
+        "learning_curves": group_plots.learning_curves(groups) if evaluated else "",
+        "history": history.section(detailed, [themed(colours[id(run)]) for run in detailed]),
+        "reliability": group_plots.reliability(groups) if classifies else "",
+        "intervals": group_plots.intervals(groups) if evaluated and not classifies else "",
+        "retention": group_plots.retention(groups) if classifies else "",
+        "risk": _table([_risk(group) for group in groups if _tested(group)] if classifies else []),
+        "ood": [
+            {"label": run.label, "svg": plots.scores(run, colours[id(run)])} for run in compared
+        ],
         "calibration": calibration.section(runs),
         "covered": calibration.covered(detailed),
         "landscapes": landscapes,
@@ -162,7 +204,7 @@ def _contents(content: Mapping[str, Any]) -> list[tuple[tuple[str, str], bool]]:
         (("metrics", "Comparison" if content["several"] else "Metrics"), True),
         (("curves", "Learning curves"), bool(content["learning_curves"])),
         (("history", "Clients over rounds"), bool(content["history"]["panels"])),
-        (("calibration", "Calibration"), bool(content["reliability"])),
+        (("calibration", "Calibration"), bool(content["reliability"] or content["intervals"])),
         (("selective", "Selective prediction"), bool(content["reliability"])),
         (("calibrated", "Calibrated"), bool(content["calibration"]["rows"])),
         (("ood", "Out of distribution"), bool(content["ood"])),
@@ -173,13 +215,32 @@ def _contents(content: Mapping[str, Any]) -> list[tuple[tuple[str, str], bool]]:
     ]
 
 
-def _shortened(runs: Sequence[Run]) -> str:
+def _detailed(runs: Sequence[Run], groups: Sequence[comparison.Group]) -> list[Run]:
+    """Return the runs that are shown client by client: all, or of some groups the first one."""
     if len(runs) <= DETAILED:
+        return list(runs)
+    return [group.runs[0] for group in groups[:DETAILED]]
+
+
+def _shortened(runs: Sequence[Run], detailed: Sequence[Run]) -> str:
+    if len(runs) == len(detailed):
         return ""
     return (
         f"Tables and curves have all {len(runs)} runs; single clients, classes and samples are "
-        f"shown of the first {DETAILED}, and of every run in its own report."
+        f"shown of the {len(detailed)} above, and of every run in its own report."
     )
+
+
+def _said(groups: Sequence[comparison.Group], *, classifies: bool) -> dict[str, str]:
+    """Return what is written above the pictures that compare groups."""
+    alone, many = len(groups) == 1, len(groups) > group_plots.OVERLAID
+    band = BAND if any(len(group.runs) > 1 for group in groups) else ""
+    calibrated = (RELIABLE, RELIABLE_MANY) if classifies else (COVERS, COVERS_MANY)
+    return {
+        "curves": f"{MODELS_ALONE if alone else MODELS} {band}",
+        "calibration": calibrated[many] + (f" {band}" if not many else ""),
+        "selective": f"{SELECTIVE} {'' if many else IDEAL} {band}",
+    }
 
 
 def _tiles(run: Run) -> list[dict[str, str]]:
@@ -199,9 +260,14 @@ def _tiles(run: Run) -> list[dict[str, str]]:
     return tiles
 
 
-def _risk(run: Run) -> dict[str, Any]:
-    area, excess = selective_risk(run.evaluation["personal"]["retention"])
-    return {"run": run.label, "AURC": area, "above the best ranking": excess}
+def _tested(group: comparison.Group) -> list[Run]:
+    return [run for run in group.runs if run.tested]
+
+
+def _risk(group: comparison.Group) -> dict[str, Any]:
+    found = [selective_risk(run.evaluation["personal"]["retention"]) for run in _tested(group)]
+    area, excess = map(mean, zip(*found, strict=True))
+    return {"run": group.label, "AURC": area, "above the best ranking": excess}
 
 
 def _details(run: Run) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from bflcore.report.comparison import by_settings
 from bflcore.report.reading import plain
 
 if TYPE_CHECKING:
@@ -20,25 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
+    "DASHES",
     "GREY",
     "LEGIBLE",
+    "NAMES",
     "STYLE",
+    "THIN_LINES",
     "along",
     "canvas",
-    "colour_of",
     "confusion",
     "contours",
     "coverage",
-    "learning_curves",
-    "reliability",
-    "retention",
+    "line_style",
+    "points",
     "scores",
+    "short",
     "svg",
 ]
 
 # Okabe & Ito's palette: distinguishable with colour blindness, on light and dark paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Once the colours are used up; beside each, what SVG calls it in the page's legend.
+DASHES = {"-": "none", "--": "6 2.6", ":": "1.6 2.6", "-.": "10 2.6 1.6 2.6"}
 GREY = "#8a8f98"
+LONGEST_NAME = 60
 LEGIBLE = 20  # classes in a picture of the confusion matrix
 THIN_LINES = 200  # clients drawn one by one
 STYLE: Any = {
@@ -55,78 +59,11 @@ STYLE: Any = {
 NAMES = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE", "rmse": "RMSE"}
 
 
-def colour_of(runs: Sequence[Run], run: Run) -> str:
-    """Return the colour of a run, the same in all pictures of a page and in its legend.
-
-    Runs that differ in the seed alone have the same colour.
-    """
-    groups = enumerate(by_settings(runs))
-    place = next(i for i, group in groups if any(one is run for one in group.runs))
-    return COLOURS[place % len(COLOURS)]
-
-
-def learning_curves(runs: Sequence[Run]) -> str:
-    """Draw means over clients by round; dashed: the server's model, dotted: validation."""
-    names = ("accuracy", "nll", "ece") if runs[0].classifies else ("rmse", "nll", "coverage90")
-    with mpl.rc_context(STYLE):
-        figure, axes = canvas(len(names))
-        for axis, name in zip(axes, names, strict=True):
-            for run in runs:
-                for group, dashes in (("personal", "-"), ("global", "--"), ("validation", ":")):
-                    key = f"{group}.{name}"
-                    # Of the clients that all evaluations share, where some cover a sample.
-                    found = {r["round"]: r.get(f"sample.{key}", r.get(key)) for r in run.records}
-                    values = {number: one["mean"] for number, one in found.items() if one}
-                    lone = {"marker": "o", "ms": 3} if len(values) == 1 else {}
-                    style = {"color": colour_of(runs, run), "lw": 1.6, **lone}
-                    axis.plot([*values], [*values.values()], dashes, **style)
-            axis.set_xlabel("round")
-            axis.set_title(NAMES.get(name, plain(name)))
-        return svg(figure)
-
-
-def reliability(runs: Sequence[Run]) -> str:
-    """Draw accuracy over confidence, and how often each confidence occurs."""
-    with mpl.rc_context(STYLE):
-        figure, (upper, lower) = canvas(2)
-        upper.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
-        for run in filter(_evaluated, runs):
-            colour = colour_of(runs, run)
-            bins = run.evaluation["personal"]["reliability"]
-            filled = [i for i, n in enumerate(bins["count"]) if n]
-            confidence, accuracy = (
-                [bins[name][i] for i in filled] for name in ("confidence", "accuracy")
-            )
-            upper.plot(confidence, accuracy, "o-", color=colour, lw=1.6, ms=4)
-            total, width = sum(bins["count"]), 1 / len(bins["count"])
-            middles = [(i + 0.5) * width for i in range(len(bins["count"]))]
-            shares = [n / total for n in bins["count"]]
-            lower.bar(middles, shares, width * 0.9, color=colour, alpha=0.55)
-        upper.set(ylabel="accuracy", title="reliability", ylim=(0, 1))
-        lower.set(ylabel="share of samples", title="confidence")
-        for axis in (upper, lower):
-            axis.set(xlabel="confidence", xlim=(0, 1))
-        return svg(figure)
-
-
-def retention(runs: Sequence[Run]) -> str:
-    """Draw accuracy and error on the samples that are left when the most uncertain are rejected.
-
-    Dotted: the error if all errors were rejected first.
-    """
-    with mpl.rc_context(STYLE):
-        figure, (axis, risk) = canvas(2)
-        for run in filter(_evaluated, runs):
-            kept, colour = run.evaluation["personal"]["retention"], colour_of(runs, run)
-            axis.plot(kept["retained"], kept["accuracy"], color=colour, lw=1.6)
-            errors = [1 - accuracy for accuracy in kept["accuracy"]]
-            risk.plot(kept["retained"], errors, color=colour, lw=1.6)
-            steps = [i / 50 for i in range(1, 51)]
-            ideal = [max(0.0, 1 - (1 - errors[-1]) / step) for step in steps]
-            risk.plot(steps, ideal, color=colour, lw=1, ls=":")
-        axis.set(xlabel="fraction retained", ylabel="accuracy", xlim=(0, 1), title="retention")
-        risk.set(xlabel="fraction retained", ylabel="error", xlim=(0, 1), title="selective risk")
-        return svg(figure)
+def line_style(place: int) -> dict[str, Any]:
+    """Return the colour and dashes of the line at a place, the same in all pictures of a page."""
+    dashes = list(DASHES)
+    used_up = place // len(COLOURS)
+    return {"color": COLOURS[place % len(COLOURS)], "ls": dashes[used_up % len(dashes)]}
 
 
 def coverage(
@@ -153,7 +90,7 @@ def coverage(
         return svg(figure)
 
 
-def scores(runs: Sequence[Run], run: Run) -> str:
+def scores(run: Run, own_colour: str) -> str:
     """Draw how test samples (filled) and foreign ones (outlined) share out among scores."""
     found = run.evaluation["ood"]["scores"]
     edges = found["borders"]
@@ -162,8 +99,8 @@ def scores(runs: Sequence[Run], run: Run) -> str:
     with mpl.rc_context(STYLE):
         figure, (axis,) = canvas(1, width=5.4)
         for name, colour, fill in (
-            ("own", colour_of(runs, run), True),
-            ("foreign", COLOURS[1] if colour_of(runs, run) != COLOURS[1] else COLOURS[0], False),
+            ("own", own_colour, True),
+            ("foreign", COLOURS[1] if own_colour != COLOURS[1] else COLOURS[0], False),
         ):
             shares = [count / max(1, sum(found[name])) for count in found[name]]
             axis.stairs(shares, edges, fill=fill, color=colour, alpha=0.6 if fill else 1, lw=1.6)
@@ -241,19 +178,52 @@ def contours(plane: Plane) -> str:
         return svg(figure)
 
 
-def canvas(columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Figure, list[Any]]:
-    """Return a figure with axes side by side; `width` and `height` of each in inches."""
-    figure = Figure(figsize=(width * columns, height), layout="constrained")
-    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+def points(
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[tuple[float, float, float] | None]],
+    said: str,
+    lines: Mapping[str, float] | None = None,
+) -> str:
+    """Draw by name a point with a bar, the first on top: value, lowest and highest, or None.
+
+    `columns` are put side by side; `said` is what the bars are; `lines` mark a value of a column.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = canvas(len(columns), height=max(1.8, 0.8 + 0.24 * len(names)))
+        for axis, (title, found) in zip(axes, columns.items(), strict=True):
+            if title in (lines or {}):
+                axis.axvline((lines or {})[title], color=GREY, lw=1, ls=":")
+            for place, one in enumerate(found):
+                if one:
+                    value, low, high = one
+                    bar = [[max(0.0, value - low)], [max(0.0, high - value)]]
+                    style = {"marker": "o", "ms": 4, "color": COLOURS[0], "capsize": 3}
+                    axis.errorbar(value, place, xerr=bar, **style)
+            axis.set_yticks(range(len(names)), [short(name) for name in names])
+            axis.set(ylim=(len(names) - 0.5, -0.5), title=plain(title))
+            if axis is not axes[0]:
+                axis.set_yticklabels([])
+        axes[0].set_xlabel(said)
+        return svg(figure)
+
+
+def short(name: str) -> str:
+    """Return a name as one line that fits beside a picture."""
+    text = plain(name)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 4]} ..."
+
+
+def canvas(
+    columns: int, width: float = 3.6, height: float = 2.9, rows: int = 1
+) -> tuple[Figure, list[Any]]:
+    """Return a figure with axes, row by row; `width` and `height` of each in inches."""
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes:
         axis.set_facecolor("none")
         axis.grid(color=GREY, alpha=0.2, lw=0.6)
     figure.patch.set_alpha(0)
     return figure, axes
-
-
-def _evaluated(run: Run) -> bool:
-    return "personal" in run.evaluation
 
 
 def svg(figure: Figure) -> str:

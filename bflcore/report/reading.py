@@ -19,8 +19,18 @@ from bflcore.experiments.integrity import read_json, read_lines
 from bflcore.experiments.records import summary_of
 from bflcore.experiments.samples import FILE as SAMPLES
 
-__all__ = ["Run", "by_client", "plain", "read_run", "read_runs", "well_formed", "without_steering"]
+__all__ = [
+    "CELL",
+    "Run",
+    "by_client",
+    "plain",
+    "read_run",
+    "read_runs",
+    "well_formed",
+    "without_steering",
+]
 
+CELL = "cell.toml"  # beside the runs of a study's cell
 DATA = "the data or its partition"  # the name of a fingerprint in environment.json
 
 # Control characters, halves of characters, and marks that turn the direction of what follows.
@@ -52,11 +62,13 @@ class Run:
     description: dict[str, Any] = attrs.field(factory=dict)  # data.json
     unfinished: str = ""
     samples: dict[str, Any] = attrs.field(factory=dict)  # samples.json
+    cell: str = ""  # of the study that the run belongs to
 
     @property
     def label(self) -> str:
-        """The folder's name, by which a comparison tells runs apart."""
-        return plain(self.path.resolve().name)
+        """The cell and the folder's name, by which a comparison tells runs apart."""
+        name = self.path.resolve().name
+        return plain(f"{self.cell}/{name}" if self.cell else name)
 
     @property
     def seed(self) -> int:
@@ -137,7 +149,7 @@ def read_run(path: Path) -> Run:
         raise RunError(f"{path} is not a run directory; give the folder that bfl run wrote")
     experiment = _read(path / "experiment.toml", _toml)
     check_settings(path, experiment)
-    finished = (path / "summary.json").exists()
+    finished, above = (path / "summary.json").exists(), path.resolve().parent
     records = _read(path / "metrics.jsonl", lambda file: read_lines(file, growing=not finished))
     summary, unfinished = {}, ""
     if finished:
@@ -158,6 +170,7 @@ def read_run(path: Path) -> Run:
         _if_there(path / "data.json"),
         unfinished,
         _if_there(path / SAMPLES),
+        above.name if (above / CELL).is_file() else "",
     )
 
 
@@ -182,7 +195,7 @@ def well_formed(*runs: Run) -> Iterator[None]:
 def read_runs(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: None) -> list[Run]:
     """Read several runs; `left_out` is told of each that cannot be read.
 
-    Raises `RunError` if none can be.
+    Cells of the same name are called by their studies', too. Raises `RunError` if none can be read.
     """
     runs, reasons = [], []
     for path in paths:
@@ -194,7 +207,19 @@ def read_runs(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _:
         raise RunError("; ".join(reasons))
     for reason in reasons:
         left_out(reason)
-    return runs
+    studies: dict[str, set[Path]] = {}
+    for run in runs:
+        studies.setdefault(run.cell, set()).add(_study(run))
+    return [
+        attrs.evolve(run, cell=f"{_study(run).name}/{run.cell}")
+        if run.cell and len(studies[run.cell]) > 1
+        else run
+        for run in runs
+    ]
+
+
+def _study(run: Run) -> Path:
+    return run.path.resolve().parents[1]
 
 
 def _so_far(

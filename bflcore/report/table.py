@@ -42,6 +42,7 @@ CLASSIFICATION = {
     "ECE": "personal.ece",
     "NLL": "personal.nll",
     "Brier": "personal.brier",
+    "AURC": "personal.aurc",
     "global accuracy": "global.accuracy",
     "novel accuracy": "novel.accuracy",
     "validation accuracy": "validation.accuracy",

@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 
 from bflcore.errors import OptionError, RunError, unknown
+from bflcore.problem.directions import direction
 from bflcore.report.statistics import Difference, deviation, holm, mean, paired, stratified
-from bflcore.studies.metrics import check_metric, direction, shown
+from bflcore.studies.metrics import check_metric, shown
 from bflcore.studies.trials import Groups, Trial, of_clients, values_of
 from bflcore.studies.versions import differing
 

@@ -13,15 +13,7 @@ from bflcore.errors import RunError
 from bflcore.experiments.integrity import read_json
 from bflcore.report.comparison import by_settings
 from bflcore.report.reading import Run, read_run, well_formed
-from bflcore.studies.results import (
-    FILE,
-    SETTINGS,
-    STUDY,
-    VERSIONS,
-    Results,
-    collect,
-    read_study,
-)
+from bflcore.studies.results import FILE, STUDY, VERSIONS, Results, collect, read_study
 from bflcore.studies.trials import Trial, final_metrics
 
 __all__ = ["Gathered", "gather", "is_study", "read_results"]
@@ -73,7 +65,7 @@ def gather(paths: Sequence[Path], left_out: Callable[[str], None] = lambda _: No
             for cell, trials in one.groups.items():
                 found[_free(prefixes[place] + cell, found)] = list(trials)
         elif id(one) in first:
-            name = _free(_label(one), found)
+            name = _free(one.cell or one.label, found)
             found[name] = [_trial(run, name) for run in first[id(one)]]
     if not found:
         raise RunError("; ".join(reasons) or "nothing is given to compare")
@@ -117,11 +109,6 @@ def _prefixes(folders: Sequence[Path]) -> dict[Path, str]:
         folder: Path(*next(end for end in known if every.count(end) == 1)).as_posix() + "/"
         for folder, known in ends.items()
     }
-
-
-def _label(run: Run) -> str:
-    within = run.path.resolve().parent  # a run of a study is called by its cell
-    return within.name if (within / SETTINGS).is_file() else run.label
 
 
 def _free(label: str, taken: Mapping[str, object]) -> str:

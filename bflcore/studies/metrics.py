@@ -1,15 +1,14 @@
-"""Metrics by name: which direction is better, and which samples they are of."""
+"""Metrics by name: what a table shows, and what a choice may be made by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from bflcore.errors import OptionError, unknown
+from bflcore.problem.directions import HIGHER, LOWER, direction
 
-__all__ = ["SHOWN", "check_metric", "chosen_on", "direction", "shown"]
+__all__ = ["SHOWN", "check_metric", "chosen_on", "shown"]
 
-HIGHER = frozenset({"accuracy", "top5", "balanced_accuracy", "f1", "auroc"})
-LOWER = frozenset({"nll", "brier", "ece", "mce", "rmse", "nmse", "fpr95"})
 MODELS = ("personal", "global", "novel")
 VALIDATION = "validation."
 
@@ -24,12 +23,6 @@ SHOWN = (
     "validation.rmse",
     "validation.nll",
 )
-
-
-def direction(metric: str) -> int:
-    """Return 1 if higher values are better, -1 if lower ones are, and 0 if neither is."""
-    name = metric.rpartition(".")[2]
-    return (name in HIGHER) - (name in LOWER)
 
 
 def shown(known: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 
-from bflcore.report.plots import COLOURS, STYLE, canvas, svg
+from bflcore.report.plots import STYLE, canvas, line_style, points, short, svg
 from bflcore.report.reading import plain
 from bflcore.report.statistics import deviation, mean
 from bflcore.studies.cells import Cell
@@ -15,8 +15,6 @@ from bflcore.studies.results import Results
 __all__ = ["numeric_axis", "plot"]
 
 WIDE_SPAN = 20  # a ratio of the largest to the smallest value from which a scale is logarithmic
-LONGEST_NAME = 60
-DASHES = ("-", "--", ":", "-.")  # once the colours are used up
 SAID = "mean ± sd over seeds"
 
 
@@ -33,8 +31,10 @@ def numeric_axis(cells: Sequence[Cell]) -> str:
 def plot(results: Results, metrics: Sequence[str]) -> str:
     """Draw the metrics' means over seeds with their standard deviations, as SVG."""
     axis = numeric_axis(results.cells)
+    if not axis:
+        return _points(results, metrics)
     with mpl.rc_context(STYLE):
-        return _along(results, metrics, axis) if axis else _points(results, metrics)
+        return _along(results, metrics, axis)
 
 
 def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
@@ -57,9 +57,8 @@ def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
                 [x for x, _ in filled],
                 [mean(found) for _, found in filled],
                 [deviation(found) or 0.0 for _, found in filled],
-                color=COLOURS[number % len(COLOURS)],
-                ls=DASHES[number // len(COLOURS) % len(DASHES)],
-                label=_short(name),
+                **line_style(number),
+                label=short(name),
                 marker="o",
                 ms=4,
                 lw=1.6,
@@ -79,25 +78,18 @@ def _along(results: Results, metrics: Sequence[str], axis: str) -> str:
 def _points(results: Results, metrics: Sequence[str]) -> str:
     """Draw a point with an error bar for every cell, the first on top."""
     names = [cell.name for cell in results.cells]
-    height = max(1.8, 0.8 + 0.24 * len(names))
-    figure, axes = canvas(len(metrics), height=height)
-    for metric, drawn in zip(metrics, axes, strict=True):
-        for place, name in enumerate(names):
-            found = list(results.values(name, metric).values())
-            if found:
-                bar = {"xerr": deviation(found) or 0.0, "color": COLOURS[0], "capsize": 3}
-                drawn.errorbar(mean(found), place, marker="o", ms=4, **bar)
-        drawn.set_yticks(range(len(names)), [_short(name) for name in names])
-        drawn.set(ylim=(len(names) - 0.5, -0.5), title=plain(metric))
-        if drawn is not axes[0]:
-            drawn.set_yticklabels([])
-    axes[0].set_xlabel(SAID)
-    return svg(figure)
+    columns = {
+        metric: [_bar(list(results.values(name, metric).values())) for name in names]
+        for metric in metrics
+    }
+    return points(names, columns, SAID)
 
 
-def _short(name: str) -> str:
-    text = plain(name)
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 4]} ..."
+def _bar(values: Sequence[float]) -> tuple[float, float, float] | None:
+    if not values:
+        return None
+    centre, reach = mean(values), deviation(values) or 0.0
+    return centre, centre - reach, centre + reach
 
 
 def _is_number(text: str) -> bool:

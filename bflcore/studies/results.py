@@ -11,6 +11,7 @@ import attrs
 from bflcore.errors import RunError, unknown
 from bflcore.experiments.environment import machine
 from bflcore.experiments.integrity import read_json, write_json
+from bflcore.report.reading import CELL
 from bflcore.studies.cells import Cell
 from bflcore.studies.comparison import Comparison, compare
 from bflcore.studies.selection import Choice, choose
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 FILE = "results.json"
-SETTINGS = "cell.toml"  # in a cell's folder: what its runs were asked to be
+SETTINGS = CELL  # in a cell's folder: what its runs were asked to be
 STUDY = "study.json"  # cells and seeds of a study that has begun
 VERSIONS = ("python", "platform", "torch", "distributions")  # of a run's environment.json
 

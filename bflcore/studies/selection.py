@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 
 from bflcore.errors import RunError
+from bflcore.problem.directions import direction
 from bflcore.report.statistics import Difference, mean, paired
-from bflcore.studies.metrics import check_metric, chosen_on, direction
+from bflcore.studies.metrics import check_metric, chosen_on
 from bflcore.studies.trials import Groups, values_of
 
 __all__ = ["Choice", "choose"]

@@ -20,8 +20,10 @@ def test_reports_and_comparisons_of_several_runs(bfl, tmp_path):
     assert json.loads(out)[0]["accuracy"] == final["personal.accuracy"]["mean"]
     assert bfl("report", "fedavg", "bpfed", "--out", "both.html")[0] == 0
     page = (tmp_path / "both.html").read_text()
-    assert page.count("<svg") == 5 + 3  # and a small picture per client
-    assert page.count("</i>fedavg</li>") == 1  # the legend
+    # With two runs in the legend, and of each client small pictures of accuracy and of NLL.
+    assert page.count("<svg") == 5 + 2 + 3 * 2
+    assert page.count('aria-label="NLL of client') == 3
+    assert page.count("</svg>fedavg</li>") == 1  # the legend
     for outside in ('src="http', 'href="http', "@import", "<script src"):
         assert outside not in page
 
@@ -106,3 +108,36 @@ def test_a_comparison_with_a_run_that_is_left_out_says_so(bfl, tmp_path):
     status, _, _ = bfl("compare", "x", "--metric", "personal.nll", "--json", "--out", "t.json")
     assert status == 0
     assert json.loads((tmp_path / "t.json").read_text())["against"] == "x"
+
+
+def test_a_report_of_a_sweep_has_its_finished_runs_by_cell(bfl, tmp_path):
+    grid = ("--grid", "lr=0.001,0.05", "--seeds", "0,3", "--out", "s", "--jobs", "1", "--quiet")
+    status, _, err = bfl("sweep", "fedavg", *QUICK, *grid)
+    assert status == 0, err
+    (tmp_path / "s" / "fedavg,lr=0.05" / "seed-3" / "summary.json").unlink()
+    status, out, err = bfl("report", "s", "--out", "page.html")
+    assert (status, out) == (0, "report: page.html\n"), err
+    assert err == "left out: 1 of the 4 runs of s: not finished\n"
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>fedavg,lr=0.001/seed-0 vs fedavg,lr=0.001/seed-3 vs fedavg,lr=0.05/" in page
+    assert all(f"</svg>fedavg,lr={rate}</li>" in page for rate in ("0.001", "0.05"))
+    # Beside another sweep with cells of the same names, and a run, each is told from the others.
+    shutil.copytree(tmp_path / "s", tmp_path / "t")
+    assert bfl("run", "fedavg", *QUICK, "--out", "alone", "--quiet") == (0, "", "")
+    assert bfl("report", "s/results.json", "t", "alone", "--out", "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert all(f"{name}/fedavg,lr=0.05/seed-0" in page for name in "st")
+    assert "</svg>alone</li>" in page
+
+
+def test_a_report_of_a_sweep_without_a_finished_run_is_one_line(bfl, tmp_path):
+    words = ("sweep", "fedavg", *QUICK, "--seeds", "0", "--out", "s", "--jobs", "1", "--quiet")
+    assert bfl(*words)[0] == 0
+    (tmp_path / "s" / "fedavg" / "seed-0" / "summary.json").unlink()
+    status, out, err = bfl("report", "s")
+    assert (status, out) == (2, "")
+    assert err == "error: no run of s is finished; continue with: bfl sweep --resume s\n"
+    (tmp_path / "s" / "study.json").write_text("{")
+    status, _, err = bfl("report", "s")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "study.json" in err

@@ -1,5 +1,6 @@
 import math
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -270,3 +271,69 @@ def test_a_log_density_replaces_the_gaussians():
     assert metrics.metrics_of(sums)["nll"] == 3.0
     gaussian = metrics.regression_sums(mean, torch.ones_like(mean), y)
     assert {**sums, "nll": 0} == {**gaussian, "nll": 0}
+
+
+def brute_force(errors):
+    """Return the mean of the error among the first i of the sorted samples, over all i."""
+    return float(np.mean(np.cumsum(errors) / np.arange(1, len(errors) + 1)))
+
+
+def curve(errors):
+    n = len(errors)
+    kept = np.arange(1, n + 1)
+    return {"retained": list(kept / n), "accuracy": list(1 - np.cumsum(errors) / kept)}
+
+
+def test_the_area_of_many_samples_is_the_mean_risk_and_the_best_ranking_has_no_excess():
+    rng = np.random.default_rng(0)
+    errors = rng.random(20_000) < np.linspace(0, 0.5, 20_000)
+    area, excess = metrics.selective_risk(curve(errors))
+    assert area == pytest.approx(brute_force(errors), abs=1e-3)
+    best, none = metrics.selective_risk(curve(np.sort(errors)))
+    assert best == pytest.approx(brute_force(np.sort(errors)), abs=1e-3)
+    assert none == pytest.approx(0, abs=1e-4)
+    assert excess == pytest.approx(area - best, abs=1e-4)
+
+
+def test_a_model_that_cannot_rank_has_its_error_as_area():
+    assert metrics.selective_risk({"retained": [1.0], "accuracy": [0.7]})[0] == pytest.approx(0.3)
+    assert metrics.selective_risk({"retained": [1.0], "accuracy": [0.0]}) == pytest.approx(
+        (1.0, 0.0)
+    )
+    assert metrics.selective_risk({"retained": [0.5, 1.0], "accuracy": [1.0, 1.0]}) == (0.0, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=8))
+def test_ties_are_the_limit_of_errors_spread_evenly(levels):
+    """Of each level's curve, the area by quadrature on a fine grid."""
+    counts = np.array([count for count, _ in levels], float)
+    wrong = np.array([min(count, bad) for count, bad in levels], float)
+    kept, errors = np.cumsum(counts) / counts.sum(), np.cumsum(wrong) / counts.sum()
+    given_curve = {"retained": list(kept), "accuracy": list(1 - errors / kept)}
+    grid = (np.arange(20_000) + 0.5) / 20_000
+    risk = np.interp(grid, [0, *kept], [0, *errors]) / grid
+    area, excess = metrics.selective_risk(given_curve)
+    assert area == pytest.approx(risk.mean(), abs=2e-3)
+    rates = wrong / counts
+    if all(a <= b for a, b in pairwise(rates)):
+        assert excess >= -1e-9
+    assert math.isfinite(excess)
+
+
+def test_the_recorded_area_is_that_of_the_retention_curve_and_near_the_ranked_samples():
+    p, y = uneven(4000, draws=1)
+    sums = metrics.classification_sums(p, y)
+    area = metrics.metrics_of(sums)["aurc"]
+    assert area == metrics.selective_risk(metrics.retention_curve(sums))[0]
+    order = stats.entropy(p[0].numpy(), axis=1).argsort()
+    wrong = (p[0].argmax(1) != y).numpy()[order]
+    assert area == pytest.approx(brute_force(wrong), abs=2e-3)
+
+
+def test_the_area_of_counts_that_no_honest_client_sends_is_a_number():
+    p, y = predictions(3)
+    sums = metrics.classification_sums(p, y)
+    sums["level_count"] = torch.zeros(100, dtype=DOUBLE)
+    sums["level_count"][[0, 1, 2]] = torch.tensor([3.0, 1e-30, 5e-324], dtype=DOUBLE)
+    sums["level_hits"] = torch.zeros(100, dtype=DOUBLE)
+    assert metrics.metrics_of(sums)["aurc"] == pytest.approx(1)

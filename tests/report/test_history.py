@@ -29,19 +29,21 @@ def points(text):
 
 def test_each_client_has_a_panel_and_the_worst_comes_first():
     found = section([run_of("a", {0: [0.5, 0.9], 1: [0.5, 0.6], 2: [0.7, 0.8]})], ["red"])
-    assert [(p["client"], p["last"]) for p in found["panels"]] == [
+    assert [(p["client"], p["pictures"][0]["last"]) for p in found["panels"]] == [
         ("1", "0.600"),
         ("2", "0.800"),
         ("0", "0.900"),
     ]
-    assert (found["low"], found["high"], found["first"], found["final"]) == ("0.5", "1", 1, 3)
-    (line,) = found["panels"][2]["lines"]
+    (scale,) = found["metrics"]
+    assert (scale["low"], scale["high"], found["first"], found["final"]) == ("0.5", "1", 1, 3)
+    (picture,) = found["panels"][2]["pictures"]
+    (line,) = picture["lines"]
     assert line["colour"] == "red"
     assert points(line["points"]) == [
         (0, HEIGHT),
         (WIDTH, pytest.approx(0.2 * HEIGHT, abs=0.06)),
     ]
-    ends = points(found["mean"])
+    ends = points(picture["mean"])
     assert ends[1][1] == pytest.approx(HEIGHT * (1 - (2.3 / 3 - 0.5) / 0.5), abs=0.06)
 
 
@@ -50,17 +52,16 @@ def test_a_regression_begins_with_the_largest_error():
     run.records[0]["personal.rmse"] = run.records[0].get("personal.rmse", {"mean": 1})
     found = section([run], ["red"])
     assert [panel["client"] for panel in found["panels"]] == ["1", "0"]
-    assert found["metric"] == "RMSE"
+    assert found["metrics"][0]["name"] == "RMSE"
 
 
 def test_runs_on_the_same_clients_share_panels_and_others_are_named():
     one, two = (run_of(n, {0: [0.5, 0.9], 1: [0.4, 0.7]}) for n in "ab")
     other = run_of("c", {0: [0.1, 0.2]}, mark="other")
     found = section([one, two, other], ["red", "green", "blue"])
-    assert [[line["colour"] for line in p["lines"]] for p in found["panels"]] == [
-        ["red", "green"]
-    ] * 2
-    assert found["mean"] == ""
+    drawn = [panel["pictures"][0] for panel in found["panels"]]
+    assert [[line["colour"] for line in one["lines"]] for one in drawn] == [["red", "green"]] * 2
+    assert [one["mean"] for one in drawn] == ["", ""]
     assert "of a in its last round" in found["sentences"][0]
     assert found["sentences"][-1].endswith("divided otherwise: c.")
 
@@ -83,4 +84,23 @@ def test_without_recorded_clients_or_with_a_single_evaluation_there_is_no_sectio
 
 def test_a_value_that_is_missing_or_not_finite_leaves_a_gap():
     found = section([run_of("a", {0: [0.5, None, float("nan"), 0.9]})], ["red"])
-    assert len(points(found["panels"][0]["lines"][0]["points"])) == 2
+    assert len(points(found["panels"][0]["pictures"][0]["lines"][0]["points"])) == 2
+
+
+def test_the_nll_of_each_client_is_drawn_on_a_scale_of_its_own():
+    run = run_of("a", {0: [0.5, 0.6], 1: [0.5, 0.9]})
+    for record, values in zip(run.records, ([2.0, 2.0], [4.0, 1.0]), strict=True):
+        record["by_client"]["nll"] = values
+        record["personal.nll"] = {"mean": sum(values) / 2}
+    found = section([run], ["red"])
+    assert [(m["name"], m["low"], m["high"]) for m in found["metrics"]] == [
+        ("accuracy", "0.5", "1"),
+        ("NLL", "1", "4"),
+    ]
+    worst = found["panels"][0]["pictures"][1]  # the client of the lowest accuracy is overconfident
+    assert (worst["metric"], worst["last"]) == ("NLL", "4.000")
+    assert points(worst["lines"][0]["points"]) == [
+        (0, pytest.approx(HEIGHT * 2 / 3, abs=0.06)),
+        (WIDTH, 0),
+    ]
+    assert points(worst["mean"])[1][1] == pytest.approx(HEIGHT / 2, abs=0.06)

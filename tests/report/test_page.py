@@ -14,7 +14,7 @@ import pytest
 from bflcore.cli import main
 from bflcore.data.partition import Natural
 from bflcore.errors import RunError
-from bflcore.report import write_report
+from bflcore.report import comparison, write_report
 from bflcore.report.page import render_page
 from bflcore.report.plots import COLOURS, GREY
 from bflcore.report.reading import read_run
@@ -89,7 +89,7 @@ def test_a_page_says_what_must_not_be_reported_and_names_its_sections(run):
     for heading in (*headings, "Classes: run", "Clients: run", "What the metrics mean"):
         assert f"<h2>{heading}</h2>" in page
     assert "chosen on test data: an upper bound, not a result to report." in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 4 + 1  # and the legend's
     for term in ("ECE", "NLL", "Brier", "epistemic", "retention"):
         assert f"<dt>{term}</dt>" in page
     assert all(text in page for text in ("Means, deviations (std)", "Pooled: all clients"))
@@ -167,6 +167,54 @@ def test_many_runs_keep_the_page_below_two_megabytes_and_all_are_compared(run):
     assert page.count("<h2>Clients: run") == 6
     compared = page[page.index("<h2>Comparison") : page.index("<h2>Learning curves")]
     assert all(f"<td>run{i}</td>" in compared for i in range(9))
+
+
+def test_many_seeds_and_groups_are_drawn_by_group_and_detailed_by_one_run_of_each(run):
+    read = read_run(run(np.arange(sum(SIZES)) % 4, "fedavg"))
+    records = [read.records[-1] | {"round": i} for i in range(300)]
+    runs = [
+        attrs.evolve(
+            read,
+            path=Path(f"m{i}-{seed}"),
+            experiment=read.experiment | {"method": f"m{i}", "seed": seed},
+            records=records,
+        )
+        for i in range(8)
+        for seed in range(3)
+    ]
+    page = render_page(runs)
+    assert len(page) < 2e6
+    legend = page[page.index('<ul class="legend">') : page.index("</ul>", page.index('legend">'))]
+    assert re.findall("</svg>(.*?)</li>", legend) == [f"m{i}" for i in range(8)]
+    assert legend.count("var(--c0); stroke-dasharray: none") == 1
+    assert legend.count("var(--c0); stroke-dasharray: 6") == 1
+    details = re.findall("<h2>Clients: (.*?)</h2>", page)
+    assert details == [f"m{i}-0" for i in range(6)]
+    assert "all 24 runs; single clients, classes and samples are shown of the 6 above" in page
+    assert "So many reliability diagrams cannot be told apart" in page
+    assert page.count("a band from the lowest to the highest seed") == 2  # curves, retention
+
+
+def test_intervals_of_a_regression_are_drawn_over_what_is_due(run):
+    folder = run(np.linspace(0, 1, sum(SIZES), dtype=np.float32), "fedavg")
+    page = write_report([folder]).read_text()
+    assert "nominal coverage (%)" in page
+    assert page.count('<section id="calibration">') == 1
+    assert '<a href="#calibration">Calibration</a>' in page
+
+
+def test_runs_without_a_recorded_aurc_have_the_pooled_one_of_their_curves(run):
+    read = read_run(run(np.arange(sum(SIZES)) % 4, "fedavg"))
+    other = attrs.evolve(read, path=Path("other"))
+    assert "AURC" in comparison.section([read, other])["columns"]
+    final = {k: v for k, v in read.summary["final"].items() if k != "personal.aurc"}
+    older = attrs.evolve(other, summary=read.summary | {"final": final})
+    found = comparison.section([read, older])
+    assert "AURC" not in found["columns"]
+    cells = [row[found["columns"].index("AURC, pooled")] for row in found["rows"]]
+    expected = read.summary["final"]["personal.aurc"]["pooled"]
+    assert [cell["text"] for cell in cells] == [f"{expected:.4f}"] * 2
+    render_page([read, older])
 
 
 def test_an_unfinished_run_has_a_page_that_says_so(run):

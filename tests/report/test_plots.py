@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import attrs
 import numpy as np
@@ -13,120 +10,8 @@ import pytest
 
 from bflcore.report import plots
 from bflcore.report.landscape import Plane
-from bflcore.report.reading import Run
 
-SVG = "{http://www.w3.org/2000/svg}"
-BINS = 5
-
-
-def metric(value):
-    return {"mean": value, "std": 0.1, "pooled": value + 0.01}
-
-
-def run_of(label, rounds=4, task="classification", groups=("personal", "global")):
-    """Return a finished run as a report reads it, of which every number is known."""
-    names = ("accuracy", "nll", "ece") if task == "classification" else ("rmse", "nll")
-    names += () if task == "classification" else ("coverage90",)
-    records = [
-        {"round": n} | {f"{g}.{name}": metric(0.1 * n) for g in groups for name in names}
-        for n in range(1, rounds + 1)
-    ]
-    middles = [(i + 0.5) / BINS for i in range(BINS)]
-    personal = {
-        "clients": [],
-        "reliability": {"count": [0, 2, 4, 2, 0], "confidence": middles, "accuracy": middles},
-        "retention": {"retained": [0.25, 0.5, 1.0], "accuracy": [1.0, 0.9, 0.8]},
-    }
-    return Run(Path(label), {}, records, {}, {"personal": personal}, {})
-
-
-def parse(svg):
-    """Return the picture's root, having looked for numbers that cannot be drawn."""
-    assert not re.search(r"\bnan\b|\binf\b", svg, re.IGNORECASE)
-    return ET.fromstring(svg)
-
-
-def texts(root):
-    return [text.text for text in root.iter(f"{SVG}text") if text.text]
-
-
-def paths(root, colour=None, kind="line2d"):
-    """Return the drawn lines inside the axes, of one colour, as arrays of points ``[n, 2]``."""
-    found = []
-    for axes in (g for g in root.iter(f"{SVG}g") if g.get("id", "").startswith("axes_")):
-        for group in axes:
-            if not group.get("id", "").startswith(kind):
-                continue
-            for path in group.findall(f"{SVG}path"):
-                if colour is None or f"stroke: {colour.lower()}" in path.get("style", ""):
-                    numbers = re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", path.get("d", ""))
-                    found.append(np.array(numbers, float).reshape(-1, 2))
-    return found
-
-
-def test_learning_curves_draw_every_run_group_and_metric():
-    runs = [run_of("one"), run_of("two", rounds=3, groups=("personal",))]
-    root = parse(plots.learning_curves(runs))
-    first, second = (paths(root, colour) for colour in plots.COLOURS[:2])
-    assert [len(line) for line in first] == [4] * 6  # three metrics of two groups, four rounds
-    assert [len(line) for line in second] == [3] * 3
-    for line in first:
-        assert np.allclose(np.diff(line[:, 0]), np.diff(line[:, 0])[0])  # rounds are equidistant
-        assert (np.diff(line[:, 1]) < 0).all()  # SVG counts downwards: the values rise
-    shown = texts(root)
-    assert shown.count("round") == 3
-    assert {"accuracy", "NLL (nats)", "ECE"} <= set(shown)
-    assert not {"one", "two"} & set(shown)  # the page's legend names runs, and hides no curve
-
-
-def test_learning_curves_of_regressions_draw_their_metrics():
-    root = parse(plots.learning_curves([run_of("one", task="regression")]))
-    assert {"RMSE", "NLL (nats)", "coverage90"} <= set(texts(root))
-    assert len(paths(root, plots.COLOURS[0])) == 6
-
-
-def test_the_servers_model_is_dashed():
-    svg = plots.learning_curves([run_of("one")])
-    styles = [s for s in re.findall(r'style="([^"]*)"', svg) if "stroke: #0072b2" in s]
-    dashed = [style for style in styles if "stroke-dasharray" in style]
-    assert len(styles) == 2 * len(dashed)
-    assert len(dashed) == 3  # each metric
-
-
-def test_a_value_that_is_not_a_number_leaves_a_gap():
-    run = run_of("one")
-    run.records[1]["personal.nll"] = metric(float("nan"))
-    root = parse(plots.learning_curves([run]))
-    assert sorted(len(line) for line in paths(root, plots.COLOURS[0])) == [3, 4, 4, 4, 4, 4]
-
-
-def test_a_reliability_diagram_draws_the_filled_bins_beside_the_diagonal():
-    root = parse(plots.reliability([run_of("one"), run_of("two")]))
-    (diagonal,) = (line for line in paths(root, plots.GREY) if np.ptp(line[:, 0]) > 100)
-    for colour in plots.COLOURS[:2]:
-        (line,) = (line for line in paths(root, colour) if len(line) > 1)
-        assert len(line) == 3  # bins without samples are left out
-        # A calibrated model lies on the diagonal, through its two ends.
-        (x0, y0), (x1, y1) = diagonal
-        assert np.allclose(line[:, 1], y0 + (y1 - y0) * (line[:, 0] - x0) / (x1 - x0), atol=0.01)
-    assert texts(root).count("confidence") == 3  # two axes, one title
-    assert {"accuracy", "share of samples"} <= {*texts(root)}
-
-
-def test_a_retention_curve_draws_its_points():
-    root = parse(plots.retention([run_of("one")]))
-    line, risk, ideal = paths(root, plots.COLOURS[0])
-    assert len(line) == len(risk) == 3
-    assert (np.diff(risk[:, 1]) < 0).all()  # SVG counts downwards: the error rises
-    assert (ideal[np.searchsorted(ideal[:, 0], risk[:, 0]) - 1, 1] >= risk[:, 1] - 0.1).all()
-    assert (np.diff(line[:, 1]) > 0).all()  # less accurate, the more samples are kept
-    assert {"fraction retained", "accuracy"} <= set(texts(root))
-
-
-def test_a_run_without_evaluated_clients_leaves_pictures_empty():
-    empty = Run(Path("none"), {}, [{"round": 1}], {}, {}, {})
-    for draw in (plots.learning_curves, plots.reliability, plots.retention):
-        assert not paths(parse(draw([empty])), plots.COLOURS[0])
+from .drawn import SVG, parse, paths, run_of, texts
 
 
 def test_curves_along_an_axis_draw_the_mean_and_every_client():
@@ -141,32 +26,12 @@ def test_curves_along_an_axis_draw_the_mean_and_every_client():
     assert texts(root).count("lambda") == 2
 
 
-def test_curves_are_means_over_clients_in_every_picture():
-    run = run_of("one")
-    for record in run.records:
-        for value in record.values():
-            if isinstance(value, dict):
-                value["pooled"] = float("nan")  # would leave nothing to draw
-    root = parse(plots.learning_curves([run]))
-    assert [len(line) for line in paths(root, plots.COLOURS[0])] == [4] * 6
-
-
-def test_a_run_has_one_colour_in_all_pictures():
-    runs = [run_of("one"), run_of("two")]
-    del runs[0].evaluation["personal"]
-    for draw in (plots.reliability, plots.retention):
-        root = parse(draw(runs))
-        assert not paths(root, plots.COLOURS[0])
-        assert paths(root, plots.COLOURS[1])
-
-
 def test_names_without_glyphs_and_narrow_axes_warn_nobody():
     run = run_of("実験-ⵣ")
     run.evaluation["personal"]["confusion"] = [[1]] * 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for draw in (plots.learning_curves, plots.reliability, plots.retention):
-            parse(draw([run]))
+        parse(plots.confusion(run))
         plane = Plane(0, [0.0, 1.0], [0.0, 1.0], {"nll": [[1.0, 2.0]] * 2}, {"実験": (0.0, 0.0)})
         parse(plots.contours(plane))
 
@@ -175,7 +40,7 @@ def test_scores_of_own_and_foreign_samples_are_two_histograms():
     run = run_of("one")
     found = {"borders": [-1.0, 0.0, 1.0], "own": [3, 1, 0, 0], "foreign": [0, 0, 1, 1]}
     run.evaluation["ood"] = {"scores": found}
-    root = parse(plots.scores([run], run))
+    root = parse(plots.scores(run, plots.COLOURS[0]))
     assert "share of samples" in texts(root)
     own, foreign = (
         [
@@ -212,6 +77,22 @@ def test_contours_mark_every_network():
     assert {"client", "initialisation", "NLL (nats)"} <= set(texts(root))
 
 
-@pytest.mark.parametrize("draw", [plots.learning_curves, plots.reliability, plots.retention])
-def test_the_same_runs_give_the_same_picture(draw):
-    assert draw([run_of("one")]) == draw([run_of("one")])
+def test_lines_have_dashes_once_the_colours_are_used_up():
+    styles = [tuple(plots.line_style(place).values()) for place in range(24)]
+    assert len(set(styles)) == 24
+    assert {dashes for _, dashes in styles[:6]} == {"-"}
+    assert plots.line_style(24) == plots.line_style(0)
+
+
+def test_points_have_bars_and_names_and_leave_out_what_is_not_known():
+    found = {"NLL": [(0.5, 0.2, 0.9), None], "ECE": [(0.1, 0.1, 0.1), (0.3, 0.0, 0.4)]}
+    root = parse(plots.points(["one", "two" * 40], found, "mean", {"NLL": 0.5}))
+    shown = texts(root)
+    assert {"one", "NLL", "ECE", "mean"} <= set(shown)
+    assert any(text.startswith("twotwo") and text.endswith(" ...") for text in shown)
+    bars = [line for line in paths(root, plots.COLOURS[0], "LineCollection") if len(line) == 2]
+    assert len(bars) == 3
+    (marked,) = (line for line in paths(root, plots.GREY) if np.ptp(line[:, 1]) > 50)
+    first = bars[0]
+    assert first[:, 0].min() < marked[0, 0] < first[:, 0].max()
+    assert (marked[0, 0] - first[0, 0]) / np.ptp(first[:, 0]) == pytest.approx(0.3 / 0.7, abs=1e-3)

@@ -78,3 +78,15 @@ def test_clients_and_classes_have_the_names_of_the_data():
     assert run.worst["client"] == 1
     on_nodes = attrs.evolve(run, description={"clients": [{"id": 0, "train": 0, "test": 0}]})
     assert on_nodes.untested == []
+
+
+def test_runs_of_a_study_are_called_by_their_cells_and_where_these_are_alike_by_the_study(tmp_path):
+    places = [f"{study}/{cell}/seed-0" for study, cell in (("s", "a"), ("s", "b"), ("t", "a"))]
+    for place in (*places, "single"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        begun(tmp_path / place, 0.5)
+    for place in places:
+        (tmp_path / place).parent.joinpath("cell.toml").touch()
+    labels = [run.label for run in read_runs([*map(tmp_path.joinpath, (*places, "single"))])]
+    assert labels == ["s/a/seed-0", "b/seed-0", "t/a/seed-0", "single"]
+    assert read_run(tmp_path / places[0]).label == "a/seed-0"

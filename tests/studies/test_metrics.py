@@ -1,17 +1,9 @@
-"""Metrics know which direction is better, and what on validation samples they correspond to."""
+"""Metrics know what on validation samples they correspond to."""
 
 import pytest
 
 from bflcore import OptionError
-from bflcore.studies.metrics import check_metric, chosen_on, direction, shown
-
-
-def test_direction_is_that_in_which_a_model_gets_better():
-    higher = ["personal.accuracy", "ood.auroc", "global.f1"]
-    lower = ["novel.nll", "validation.rmse", "ood.fpr95", "personal.ece"]
-    neither = ["personal.coverage90", "personal.entropy", "posterior.x"]
-    found = [[direction(name) for name in names] for names in (higher, lower, neither)]
-    assert found == [[1] * 3, [-1] * 4, [0] * 3]
+from bflcore.studies.metrics import check_metric, chosen_on, shown
 
 
 @pytest.mark.parametrize(
@@ -22,6 +14,7 @@ def test_direction_is_that_in_which_a_model_gets_better():
         ("validation.ece", "validation", "validation.ece"),
         ("personal.nll", "test", "personal.nll"),
         ("ood.auroc", "test", "ood.auroc"),
+        ("personal.aurc", "validation", "validation.aurc"),
     ],
 )
 def test_a_choice_is_made_on_the_samples_that_are_named(metric, on, name):

@@ -13,6 +13,7 @@ from scipy.stats import rankdata
 
 from bflcore.api import ClassPrediction
 from bflcore.errors import RunError
+from bflcore.problem.directions import direction
 from bflcore.problem.metrics import classification_sums, metrics_of
 
 __all__ = [
@@ -36,14 +37,9 @@ ACCEPTED = 0.95  # share of a client's own samples that must not be taken for fo
 
 # Which way is better; the others only describe.
 BETTER: Mapping[str, int] = {
-    "accuracy": 1,
-    "nll": -1,
-    "brier": -1,
-    "ece": -1,
-    "aurc": -1,
+    **{name: direction(name) for name in ("accuracy", "nll", "brier", "ece", "aurc")},
     "worse_off": -1,
-    "auroc": 1,
-    "fpr95": -1,
+    **{name: direction(name) for name in ("auroc", "fpr95")},
     "auroc_epistemic": 1,
 }
 
