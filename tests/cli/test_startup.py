@@ -37,6 +37,6 @@ def test_a_run_trains_before_anything_slow_is_imported(tmp_path, data):
         [sys.executable, "-c", CODE, *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    # The report, which needs matplotlib, is written between the two.
+    # The report, which needs matplotlib and scipy, is written between the two.
     assert done.stdout.splitlines()[0] == "header []"
-    assert "final ['matplotlib']" in done.stdout
+    assert "final ['matplotlib', 'scipy']" in done.stdout
