@@ -18,7 +18,7 @@ EXAMPLES = sorted(ROOT.glob("examples/*/bfl_*/**/*.py"))
 # What the package is besides: the conformance kit, the model and data zoos, the report, studies of
 # many runs, and the two ways in, from Python and from the command line.
 BESIDE = ("testing", "models", "data", "report", "studies", "api", "cli")
-LARGEST_CORE = 8500  # lines of code: no blanks, comments or docstrings
+LARGEST_CORE = 8600  # lines of code: no blanks, comments or docstrings
 
 # A shape in a docstring: ``[K, P]``, ``[...]``, ``[P_shared]``.
 SHAPE = re.compile(r"``\[[^\]]*\]``")
