@@ -284,14 +284,12 @@ def selective_risk(curve: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """
     area = before = errors = 0.0
     for kept, accuracy in zip(curve["retained"], curve["accuracy"], strict=True):
-        if kept <= before:
-            continue  # a share too small to count, as only an untrue client reports
-        found = kept * (1 - accuracy)
-        rate = (found - errors) / (kept - before)
-        # The error at coverage c is (errors + rate (c - before)) / c.
-        area += rate * (kept - before)
-        if before:
-            area += (errors - rate * before) * math.log(kept / before)
+        width, found = kept - before, kept * (1 - accuracy)
+        area += found - errors
+        # The error at coverage c is (errors + rate (c - before)) / c, where the rate of errors is
+        # (found - errors) / width. An untrue client's share may be too small to have a width.
+        if before and width > 0:
+            area += (errors - (found - errors) / width * before) * math.log(kept / before)
         before, errors = kept, found
     best = errors + (1 - errors) * math.log1p(-errors) if errors < 1 else 1.0
     return area, area - best

@@ -18,8 +18,8 @@ TITLES = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL"}
 WIDTH, HEIGHT = 120.0, 56.0  # of a picture, in its own units
 SENTENCE = (
     "Each client's own model on its own test samples, by round; all pictures of a metric have the "
-    "same scale. Where the NLL (in nats) rises and the other metric does not get worse, a model "
-    "becomes overconfident."
+    "same scale. A model whose NLL (in nats) rises while the other metric does not get worse is "
+    "becoming overconfident."
 )
 ALONE = "Grey: the mean over clients. The worst clients of the last round come first."
 TOGETHER = "Numbers and order, the worst first, are those of {} in its last round."

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 CELL = "cell.toml"  # beside the runs of a study's cell
+NAMED = 3  # runs of many, in an error
 DATA = "the data or its partition"  # the name of a fingerprint in environment.json
 
 # Control characters, halves of characters, and marks that turn the direction of what follows.
@@ -186,8 +187,10 @@ def well_formed(*runs: Run) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         said = " ".join(str(error).split())[:200]
+        named = ", ".join(str(run.path) for run in runs[:NAMED])
+        others = f" and {len(runs) - NAMED} more runs" if len(runs) > NAMED else ""
         raise RunError(
-            f"{', '.join(str(run.path) for run in runs)}: a file does not have the form that a run "
+            f"{named}{others}: a file does not have the form that a run "
             f"writes ({type(error).__name__}: {said}); restore it, or start the run again"
         ) from error
 

@@ -121,6 +121,8 @@ def test_a_report_of_a_sweep_has_its_finished_runs_by_cell(bfl, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "<title>fedavg,lr=0.001/seed-0 vs fedavg,lr=0.001/seed-3 vs fedavg,lr=0.05/" in page
     assert all(f"</svg>fedavg,lr={rate}</li>" in page for rate in ("0.001", "0.05"))
+    status, out, _ = bfl("compare", "s", "--metric", "personal.aurc")
+    assert (status, out.splitlines()[1].split()[:2]) == (0, ["personal.aurc", "fedavg,lr=0.001"])
     # Beside another sweep with cells of the same names, and a run, each is told from the others.
     shutil.copytree(tmp_path / "s", tmp_path / "t")
     assert bfl("run", "fedavg", *QUICK, "--out", "alone", "--quiet") == (0, "", "")

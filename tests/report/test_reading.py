@@ -9,7 +9,7 @@ import tomli_w
 from bflcore.errors import RunError
 from bflcore.experiments.directory import RunDirectory
 from bflcore.experiments.environment import settings_digest
-from bflcore.report.reading import Run, read_run, read_runs
+from bflcore.report.reading import Run, read_run, read_runs, well_formed
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
@@ -90,3 +90,10 @@ def test_runs_of_a_study_are_called_by_their_cells_and_where_these_are_alike_by_
     labels = [run.label for run in read_runs([*map(tmp_path.joinpath, (*places, "single"))])]
     assert labels == ["s/a/seed-0", "b/seed-0", "t/a/seed-0", "single"]
     assert read_run(tmp_path / places[0]).label == "a/seed-0"
+
+
+def test_of_many_runs_with_a_malformed_file_an_error_names_a_few():
+    runs = [Run(Path(f"run{i}"), {}, [], {}, {}, {}) for i in range(24)]
+    said = r"^run0, run1, run2 and 21 more runs: a file .*KeyError"
+    with pytest.raises(RunError, match=said), well_formed(*runs):
+        runs[0].summary["final"]

@@ -121,6 +121,7 @@ def area_under_risk(confidence: Array, wrong: Array) -> float:
 
     The mean over i of the error rate among the i samples ``[B]`` of the largest confidence. Samples
     of equal confidence are in any order, all equally likely: each counts as wrong to the same part.
+    (A run's own `aurc` ranks by entropy, in bins, so that clients' sums add up.)
     """
     _, group = np.unique(-np.asarray(confidence, np.float64), return_inverse=True)
     share = np.bincount(group, wrong) / np.bincount(group)
