@@ -57,6 +57,13 @@ def test_all_distributions_have_one_version():
     assert set(versions.values()) == {bflcore.__version__}, versions
 
 
+def test_the_changelog_has_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(
+        rf"^## {re.escape(bflcore.__version__)} \(\d{{4}}-\d\d-\d\d\)$", text, re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize("folder", PLUGINS, ids=name_of)
 def test_a_plugin_needs_this_minor_version_of_the_core_and_its_neighbours(folder):
     major, minor = Version(bflcore.__version__).release[:2]
