@@ -111,7 +111,7 @@ def test_the_commands_of_the_readme_run(bfl, tmp_path):
     for name in ("patients.csv", "new.csv"):
         (tmp_path / name).write_text(lines, encoding="utf-8")
     text = README.read_text(encoding="utf-8")
-    block = re.search(r"```\n(bfl run \w+ --data patients.csv.*?)```", text, re.DOTALL)
+    block = re.search(r"```bash\n(bfl run \w+ --data patients.csv.*?)```", text, re.DOTALL)
     commands = [line.split()[1:] for line in block[1].splitlines()]
     assert [words[0] for words in commands] == ["run", "predict", "export"]
     for words in commands:

@@ -32,7 +32,8 @@ def run_of(label, rounds=4, task="classification", groups=("personal", "global")
         "reliability": {"count": [0, 2, 4, 2, 0], "confidence": middles, "accuracy": middles},
         "retention": {"retained": [0.25, 0.5, 1.0], "accuracy": [1.0, 0.9, 0.8]},
     }
-    return Run(Path(label), experiment, records, {}, {"personal": personal}, {})
+    settings = {"seed": 0} | experiment
+    return Run(Path(label), settings, records, {}, {"personal": personal}, {})
 
 
 def parse(svg):
